@@ -201,13 +201,7 @@ def find_rule(
             "sums": dict(sorted(counts.digests.items())),
         },
         expected={
-            **describe_outcome(
-                problem,
-                views,
-                RuleOutcome.today(counts),
-                outcome,
-                estimate_shrinkage(problem, fitted),
-            ),
+            **describe_outcome(problem, views, RuleOutcome.today(counts), outcome, shrinkage),
             "local": _expect_local_gaps(
                 by_site, targets, RuleOutcome.of(by_site, fitted.acceptances, unrecorded)
             ),
