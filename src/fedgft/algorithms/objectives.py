@@ -13,19 +13,22 @@ are affine in the scores, so v acts as a price on them: `price[label, group, cla
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
 from fedgft.algorithms.controller import Controller, ControlReport, Loop, with_speed
 from fedgft.algorithms.local_control import LocalController, LocalState
+from fedgft.algorithms.loss_rules import ClientReports, LossRule, LossTerms, shift_to_labels
 from fedgft.algorithms.weightings import Cohort, client_means
+from fedgft.errors import FedgftError
 from fedgft.metrics import Metric, price
 from fedgft.metrics.metric import SPREADS, Price, Statistics, Weights, spread_gradient
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_number_per_run
 
-States = tuple[Any, ...]  # one per penalty
+States = tuple[Any, ...]  # one per penalty, or one per loss rule
+PriceOn = Literal["scores", "decisions"]
 
 SLOPES: dict[str, Callable[[Any], Any]] = {
     "l1": lambda gap: 1.0 + 0.0 * gap,
@@ -154,12 +157,24 @@ class Objective:
         Penalties whose prices each client sets before every epoch, from its own sums.
     local_controllers
         Prices that each client sets once per round, to keep its own gap within a target.
+    loss_rules
+        Rules that set row weights, labels and prices once per round; see `LossRule`.
+    price_on
+        What the prices of penalties and controllers are paid for: "scores" (a term of the loss), or
+        "decisions" (weights and labels of rows, see `shift_to_labels`).
     """
 
     row_weights: Callable[[np.ndarray], np.ndarray] | None = None
     penalties: tuple[Pricing, ...] = ()
     local_penalties: tuple[LinearizedPenalty, ...] = ()
     local_controllers: tuple[LocalController, ...] = ()
+    loss_rules: tuple[LossRule, ...] = ()
+    price_on: PriceOn = "scores"
+
+    def __post_init__(self) -> None:
+        check_choice("price_on", self.price_on, get_args(PriceOn))
+        if self.price_on == "decisions" and any("curve" in r.reads for r in self.loss_rules):
+            raise FedgftError("a price by the score is paid for scores", field="price_on")
 
     def init(self, runs: int, loop: Loop | None = None) -> States:
         """Return the state of each penalty before the first round.
@@ -211,6 +226,48 @@ class Objective:
         """Return the prices that the clients of a cohort add to those of the server."""
         pairs = zip(self.local_controllers, states or (), strict=True)
         return sum(each.price(state, cohort, classes=classes) for each, state in pairs)
+
+    def init_rules(self, count: np.ndarray) -> States:
+        """Return the state of each loss rule; `count`: rows (run, client, label, group)."""
+        return tuple(rule.init(count) for rule in self.loss_rules)
+
+    def update_rules(self, states: States, cohort: Cohort, reports: ClientReports) -> States:
+        """Return the states of the loss rules after the reports about a model."""
+        pairs = zip(self.loss_rules, states, strict=True)
+        return tuple(rule.update(state, cohort, reports) for rule, state in pairs)
+
+    def terms(self, states: States, cohort: Cohort, count: np.ndarray, price: Price) -> LossTerms:
+        """Return the loss of each client of a cohort, with all tables filled in.
+
+        Parameters
+        ----------
+        states
+            The states of the loss rules.
+        cohort
+            The clients that take part.
+        count
+            (u, c, k): the rows of each client.
+        price
+            (u, c, k, c): the prices of penalties and controllers.
+        """
+        weights = np.ones_like(count) if self.row_weights is None else self.row_weights(count)
+        terms = LossTerms(weights, price=price)
+        if self.price_on == "decisions":
+            shifted, labels = shift_to_labels(price)
+            terms = LossTerms(weights * shifted, labels, np.zeros_like(price))
+        for rule, state in zip(self.loss_rules, states, strict=True):
+            terms = terms + rule.terms(state, cohort)
+        return terms
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Which reports the loss rules need besides sums."""
+        return frozenset(name for rule in self.loss_rules for name in rule.reads)
+
+    @property
+    def has_curves(self) -> bool:
+        """Whether prices depend on the score itself."""
+        return "histograms" in self.reads
 
     @property
     def controllers(self) -> tuple[Controller, ...]:

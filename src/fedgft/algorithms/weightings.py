@@ -81,18 +81,28 @@ class LocalResults:
         weighting does not ask for them (`Weighting.sees`), or before the first global model.
     path_length
         (u,): the length of each unit's local path, see `fedgft.optimizers.path_length`.
+    losses
+        (u,): the mean cross-entropy of the received model on each unit's rows; None where the
+        weighting does not ask for it (`reads_losses`), or before the first global model.
+    squared_moves
+        (u,): the squared distance from the received to the trained model; None where the weighting
+        does not ask for it (`reads_moves`).
     """
 
     received: Sums | None
     trained: Sums | None
     path_length: np.ndarray
+    losses: np.ndarray | None = None
+    squared_moves: np.ndarray | None = None
 
 
 @runtime_checkable
 class Weighting(Protocol):
     """A rule for the coefficients of the clients' updates.
 
-    `sees` says which sums of the clients it needs. `init` takes the number of rows (run, client)
+    `sees` says which sums of the clients it needs. A rule that needs the clients' losses or the
+    lengths of their updates has an attribute `reads_losses` or `reads_moves` that is true. `init`
+    takes the number of rows (run, client)
     and returns a state. `coefficients` returns the coefficient of each unit's update and the next
     state.
     """
@@ -105,6 +115,11 @@ class Weighting(Protocol):
     def coefficients(
         self, state: Any, cohort: Cohort, local: LocalResults
     ) -> tuple[np.ndarray, Any]: ...
+
+
+def reads_more(weighting: Weighting) -> bool:
+    """Return whether a weighting needs losses or the lengths of updates; see `Weighting`."""
+    return any(getattr(weighting, name, False) for name in ("reads_losses", "reads_moves"))
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class TrainingLoop(ABC):
         Only the second ones have noise. Both are None if no slot uses them.
         """
         objective = self.algorithm.objective
-        is_used = objective.penalties or objective.local_controllers
+        is_used = objective.penalties or objective.local_controllers or objective.loss_rules
         if not is_used and self.algorithm.weighting.sees == "nothing":
             return None, None
         sums = self.measure(state, cohort)

@@ -4,6 +4,7 @@ Every random choice is a pure function of (seed, round, client). No generator is
 to round, all executors read the same batches, and a run can be resumed after any round.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -16,6 +17,8 @@ from fedgft.settings import Sampling, Schedule
 from fedgft.sums import Sums
 
 ALL_ROWS = 2**62
+SUMS_STREAM = 0xD9  # random streams of the noise on sums, and on losses and histograms
+REPORT_STREAM = 0xDA
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Weyl increment of splitmix64
 
 
@@ -296,12 +299,38 @@ def make_cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: b
 
 def add_noise(sums: Sums, cohort: Cohort, spread: float, *, seeds: np.ndarray, round: int) -> Sums:
     """Add normal noise with standard deviation `spread` to every sum that a client sends."""
+    arrays = [sums.count, sums.score, sums.decision]
+    return Sums(*add_normal(arrays, cohort, spread, seeds=seeds, round=round, stream=SUMS_STREAM))
+
+
+def add_normal(
+    arrays: Sequence[np.ndarray],
+    cohort: Cohort,
+    spread: float,
+    *,
+    seeds: np.ndarray,
+    round: int,
+    stream: int,
+) -> list[np.ndarray]:
+    """Add normal noise to arrays with one entry per client of a cohort.
+
+    Parameters
+    ----------
+    arrays
+        What the clients send, each (u, ...).
+    cohort
+        The clients.
+    spread
+        Standard deviation of the noise on every number.
+    seeds, round, stream
+        The seed of each run, the round, and the number of the random stream.
+    """
     noisy = []
-    for array in (sums.count, sums.score, sums.decision):
+    for array in arrays:
         parts = []
         for r, seed in enumerate(seeds):
             shape = (cohort.bounds[r + 1] - cohort.bounds[r], *array.shape[1:])
-            rng = np.random.default_rng([int(seed), round, 0xD9, len(noisy)])
+            rng = np.random.default_rng([int(seed), round, stream, len(noisy)])
             parts.append(spread * rng.standard_normal(shape))
         noisy.append(array + np.concatenate(parts))
-    return Sums(*noisy)
+    return noisy

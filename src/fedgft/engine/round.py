@@ -15,9 +15,18 @@ import numpy as np
 
 from fedgft.algorithms import Cohort, LocalResults
 from fedgft.algorithms.controller import Loop, damping
+from fedgft.algorithms.loss_rules import ClientReports
+from fedgft.engine.client_reports import count_scores, sum_losses
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.loop import TrainingLoop
-from fedgft.engine.plan import ALL_ROWS, Units, derive_seeds, learning_rate
+from fedgft.engine.plan import (
+    ALL_ROWS,
+    REPORT_STREAM,
+    Units,
+    add_normal,
+    derive_seeds,
+    learning_rate,
+)
 from fedgft.engine.select_best import BestModels
 from fedgft.engine.state import ClientState, ClientUpdates, State
 from fedgft.errors import FedgftError
@@ -75,6 +84,7 @@ class RoundLoop(TrainingLoop):
             local=algorithm.objective.init_local(
                 self.index.runs, self.index.num_clients, self.loop()
             ),
+            rules=algorithm.objective.init_rules(self._count_rows()),
             server=algorithm.server.init(block[:, : self.executor.spec.trained]),
             **self.clients.init(),
         )
@@ -102,18 +112,33 @@ class RoundLoop(TrainingLoop):
             if state.local is not None and own_sums is not None:
                 local = algorithm.objective.update_local(state.local, cohort, own_sums, speed=speed)
                 state = replace(state, local=local)
+        reports = None if received_sums is None else self._collect(state, cohort, received_sums, t)
+        if reports is not None and state.rules:
+            rules = algorithm.objective.update_rules(state.rules, cohort, reports)
+            state = replace(state, rules=rules)
         task = stale_task or self._task(state, cohort, units, t)
         models = self._train(state, task, cohort, own_start=own_start)
         trained_sums = None
+        squared_moves = None
         if algorithm.weighting.sees == "trained":  # models wait for their coefficients
             pending = [
-                (at, self._measure_each(units[at], block), self.executor.buffers.park(block))
+                (at, self._measure_each(units[at], block), self._park(block))
                 for at, block in models
             ]
             trained_sums = concatenate([sums for _, sums, _ in pending])
             models = [(at, block) for at, _, block in pending]
+        if getattr(algorithm.weighting, "reads_moves", False):
+            pending = [
+                (at, self._squared_moves(state, block, cohort.part(at)), self._park(block))
+                for at, block in models
+            ]
+            squared_moves = np.concatenate([moves for _, moves, _ in pending])
+            models = [(at, block) for at, _, block in pending]
         lengths = path_length(self.settings.optimizer, task.steps, task.lr * task.mu)
-        local = LocalResults(received_sums, trained_sums, lengths)
+        losses = None
+        if reports is not None and reports.losses is not None:
+            losses = reports.losses.sum((1, 2)) / np.maximum(units.sizes, 1)
+        local = LocalResults(received_sums, trained_sums, lengths, losses, squared_moves)
         coefficients, weighting = algorithm.weighting.coefficients(state.weighting, cohort, local)
         params, server = self._server_step(state, models, coefficients, cohort)
         if (share := self._damping(t)) < 1:
@@ -262,6 +287,43 @@ class RoundLoop(TrainingLoop):
             params[:, trained:] = old_buffers + change
         return params, server
 
+    def _collect(self, state: State, cohort: Cohort, sums: Sums, t: int) -> ClientReports:
+        """Return what the cohort reports: its sums, and losses and histograms if a slot reads them.
+
+        Noise is added to losses and histograms as to sums.
+        """
+        weighs_losses = getattr(self.algorithm.weighting, "reads_losses", False)
+        reads = self.algorithm.objective.reads | ({"losses"} if weighs_losses else set())
+        if not reads:
+            return ClientReports(sums)
+        units = self.index.clients(cohort)
+        odds = self.executor.log_odds(units, state.params, units.run)
+        found = {
+            "losses": sum_losses(self.index, units, odds) if "losses" in reads else None,
+            "histograms": count_scores(self.index, units, odds) if "histograms" in reads else None,
+        }
+        if self.settings.noise:
+            given = [each for each in found.values() if each is not None]
+            noisy = add_normal(
+                given, cohort, self.settings.noise, seeds=self.seeds, round=t, stream=REPORT_STREAM
+            )
+            names = [name for name, each in found.items() if each is not None]
+            found |= dict(zip(names, noisy, strict=True))
+        return ClientReports(sums, **found)
+
+    def _count_rows(self) -> np.ndarray:
+        """Return the number of rows by run, client, label and group."""
+        units = self.index.clients(self.all_clients)
+        return units.count.reshape(self.index.runs, self.index.num_clients, *units.count.shape[1:])
+
+    def _squared_moves(self, state: State, block: Any, cohort: Cohort) -> np.ndarray:
+        """Return the squared distance of each trained model from the one that it started from."""
+        moved = self.executor.to_host(block - state.params[cohort.run])
+        return np.square(moved.astype(np.float64)).sum(1)
+
+    def _park(self, block: Any) -> Any:
+        return self.executor.buffers.park(block)
+
     def _chunks(self, units: int) -> list[slice]:
         """Positions of the units that are trained together."""
         size = self.executor.spec.chunk or max(units, 1)
@@ -304,7 +366,7 @@ class RoundLoop(TrainingLoop):
         by_unit = (np.zeros((runs, *cells, classes)) + price)[cohort.run]
         if state.local is not None:
             by_unit += objective.own_price(state.local, cohort, classes=classes)
-        row_weights = objective.row_weights or np.ones_like
+        terms = objective.terms(state.rules, cohort, units.count, by_unit)
         client_keys = derive_seeds(self.seeds[cohort.run], self.index.keys(cohort))[:, None]
         fresh = derive_seeds(client_keys, 1 + t, np.arange(settings.epochs)[None, :])
         fixed = np.broadcast_to(client_keys, fresh.shape)
@@ -317,8 +379,10 @@ class RoundLoop(TrainingLoop):
             max_rows=min((settings.steps or ALL_ROWS) * settings.batch_size, ALL_ROWS),
             min_batch=self.executor.spec.min_batch,
             lr=lr[cohort.run],
-            weights=row_weights(units.count),
-            price=by_unit,
+            weights=terms.weights * np.ones_like(units.count),
+            price=terms.price + np.zeros_like(by_unit),
+            labels=terms.labels,
+            curve=terms.curve,
             mu=self.algorithm.correction.mu,
         )
 

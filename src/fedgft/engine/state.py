@@ -62,6 +62,8 @@ class State:
         Normalization layers of the clients; None if clients do not keep their own.
     local
         What the clients remember of their own gaps, changed in place; None without local targets.
+    rules
+        States of the loss rules.
     best, runner_up
         The best model so far, and the model that forms the best mixture with it; see `select_best`.
     sums
@@ -76,6 +78,7 @@ class State:
     correction: CorrectionState | None = None
     norms: ClientNorms | None = None
     local: tuple[LocalState, ...] | None = None
+    rules: tuple[Any, ...] = ()
     best: CandidateModel | None = None
     runner_up: CandidateModel | None = None
     sums: Sums | None = None

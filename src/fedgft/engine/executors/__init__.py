@@ -50,6 +50,8 @@ def choose_executor(
     traits = probe_module(index, model, settings)
     if settings.executor != "sequential":
         reason = why_not_stacked(traits, index, settings)
+        if algorithm.objective.has_curves:
+            reason = "the price of a score depends on the score"
         if reason is None:
             stacked = StackedExecutor(index, model, settings, replace(traits, min_batch=1))
             reason = stacked.why_not_captured()

@@ -16,8 +16,8 @@ from fedgft.sums import Sums
 class Task:
     """Local training of some units: the data, the order of rows and the method.
 
-    A method affects training only through `weights`, `price`, `mu` and `drift`. `origin`, `drift`
-    and `gradients` are arrays of the executor; all other arrays are NumPy arrays.
+    A method affects training only through `weights`, `labels`, `price`, `curve`, `mu` and `drift`.
+    `origin`, `drift` and `gradients` are arrays of the executor; all other arrays are NumPy arrays.
 
     Attributes
     ----------
@@ -37,6 +37,12 @@ class Task:
         Weight of a row by label and group, (u, c, k).
     price
         Price of each score of a row by label and group, (u, c, k, c).
+    labels
+        The distribution over the classes that a row is fitted to, by label and group, (u, c, k, c);
+        None means the row's own label.
+    curve
+        A price of the positive one of two scores that depends on the score itself, by label and
+        group and by the bin of the score, (u, c, k, bins); None means zero.
     mu
         Weight of the proximal term mu (params - origin).
     origin
@@ -56,6 +62,8 @@ class Task:
     lr: np.ndarray
     weights: Weights
     price: Price
+    labels: np.ndarray | None = None
+    curve: np.ndarray | None = None
     mu: float = 0.0
     origin: Any = None
     drift: Any = None
@@ -63,8 +71,16 @@ class Task:
 
     def part(self, at: slice) -> "Task":
         """Return the task of the units `at`; the executor's arrays are not sliced."""
-        by_unit = ("units", "seeds", "noise", "lr", "weights", "price")
+        by_unit = ["units", "seeds", "noise", "lr", "weights", "price"]
+        by_unit += [name for name in ("labels", "curve") if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name)[at] for name in by_unit})
+
+    def soft_labels(self) -> np.ndarray:
+        """Return the distribution over the classes that rows are fitted to, (u, c, k, c)."""
+        if self.labels is not None:
+            return self.labels
+        one_hot = np.eye(self.weights.shape[1])[None, :, None, :]
+        return np.broadcast_to(one_hot, (*self.weights.shape, self.weights.shape[1]))
 
     def epoch(self, number: int, price: Price, origin: Any) -> "Task":
         """Return the task of one epoch, with new prices and a new center of the proximal term."""
@@ -198,6 +214,12 @@ class Executor(Protocol):
         Returns
         -------
         Sums with a leading axis of units; NaN where a model has diverged.
+        """
+
+    def log_odds(self, units: Units, block: Any, which: np.ndarray) -> np.ndarray:
+        """Return the logits of all rows of the units, one unit after another, (rows, classes).
+
+        The parameters are those of `measure`. Logits are relative to that of the first class.
         """
 
     def mix(

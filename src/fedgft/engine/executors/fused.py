@@ -60,6 +60,8 @@ class FusedExecutor:
         self.threads = settings.threads
         self.dtype = np.dtype(settings.dtype)
         self.table = _build_table(index, self.dtype)
+        data = index.dataset
+        self.cells = len(data.classes) * (len(data.group_names) + 1) + 1  # and the row of zeros
         rates = (optimizer.decoupled, optimizer.momentum, optimizer.second, optimizer.epsilon)
         self.rule = LocalOptimizer(
             optimizer.adaptive, *map(float, rates)
@@ -101,7 +103,9 @@ class FusedExecutor:
             max_rows=task.max_rows,
             lr=task.lr,
             weight=self._by_cell(task.weights),
+            label=self._by_cell(task.soft_labels()[..., 1]),
             price=self._by_cell(task.price[..., 1] - task.price[..., 0]),
+            curve=self._curve_by_cell(task.curve),
             mu=float(task.mu),
             drift=empty if task.drift is None else task.drift,
             gradients=empty if task.gradients is None else task.gradients,
@@ -123,10 +127,8 @@ class FusedExecutor:
         The sums are NaN where the model has diverged.
         """
         owner, low, high = _split_units(units)
-        sums = np.zeros((len(owner), len(self.table.label), 2))
-        work = Measurement(
-            run=units.run[owner], low=low, high=high, block=block, which=which[owner], sums=sums
-        )
+        sums = np.zeros((len(owner), self.cells, 2))
+        work = _measurement(units.run[owner], low, high, block, which[owner])._replace(sums=sums)
         self._share(kernels.measure, high - low, work)
         sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
         diverged = ~np.all(np.isfinite(block), axis=1)
@@ -137,6 +139,14 @@ class FusedExecutor:
             np.stack((units.count - score, score), axis=-1),
             np.stack((units.count - positive, positive), axis=-1),
         )
+
+    def log_odds(self, units: Units, block: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Return the logits of all rows of the units, (rows, 2); those of the first class are 0."""
+        owner, low, high = _split_units(units)
+        work = _measurement(units.run[owner], low, high, block, which[owner])
+        out = np.zeros(int((high - low).sum()))
+        self._share(kernels.log_odds, high - low, work, out)
+        return np.stack((np.zeros(len(out)), out), axis=1)
 
     def mix(
         self, coefficients: Array, block: Array, params: Array, cohort: Cohort, total: None = None
@@ -166,15 +176,23 @@ class FusedExecutor:
 
     def _by_cell(self, values: np.ndarray) -> np.ndarray:
         """Flatten (u, 2, k) to (u, cells), with the value 0 in the cell of the row of zeros."""
-        flat = np.zeros((len(values), len(self.table.label)), self.dtype)
+        flat = np.zeros((len(values), self.cells), self.dtype)
         flat[:, :-1] = values.reshape(len(values), -1)
         return flat
 
-    def _share(self, kernel: Any, sizes: Array, work: Training | Measurement) -> None:
+    def _curve_by_cell(self, curve: np.ndarray | None) -> np.ndarray:
+        """Flatten (u, 2, k, bins) to (u, cells, bins), as `_by_cell`; None: no bins."""
+        if curve is None:
+            return np.zeros((1, self.cells, 0), self.dtype)
+        flat = np.zeros((len(curve), self.cells, curve.shape[-1]), self.dtype)
+        flat[:, :-1] = curve.reshape(len(curve), -1, curve.shape[-1])
+        return flat
+
+    def _share(self, kernel: Any, sizes: Array, work: Training | Measurement, *more: Array) -> None:
         """Run a kernel in threads, on contiguous units with about equal total sizes."""
 
         def call(begin: int, end: int) -> None:
-            kernel(begin, end, BLOCK, self.table, work)
+            kernel(begin, end, BLOCK, self.table, work, *more)
 
         share_work(call, sizes + UNIT_COST, self.threads, least=0)
 
@@ -231,8 +249,7 @@ def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
         known[dtype.name] = (x, cell)
     x, cell = known[dtype.name]
     mean, inverse = index.scaling(x.shape[1], dtype)
-    label = np.repeat(np.array([0, 1, 0], dtype), (groups, groups, 1))
-    return Table(x, cell, label, index.rows, mean=mean, inverse=inverse, bias=features)
+    return Table(x, cell, index.rows, mean=mean, inverse=inverse, bias=features)
 
 
 def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
@@ -241,6 +258,13 @@ def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
     raw = np.zeros(size + CACHE_LINE, dtype=np.uint8)
     skip = -raw.ctypes.data % CACHE_LINE
     return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
+def _measurement(run: Array, low: Array, high: Array, block: Array, which: Array) -> Measurement:
+    """Return the argument of the kernels that measure, without room for sums."""
+    starts = np.cumsum(high - low) - (high - low)
+    sums = np.zeros((0, 0, 2))
+    return Measurement(run, low, high, block, which, sums, starts)
 
 
 def _split_units(units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -245,10 +245,11 @@ def _unscale(u, table, run, w):
 
 
 @inlined
-def _gradient(table, batch, weight, price, vectors):
+def _gradient(table, batch, weight, label, price, curve, vectors):
     """Set g to the mean gradient over the rows of a batch with respect to w, on stored features.
 
-    `weight` and `price` are the tables of the unit, by cell; w and g are in `vectors`.
+    `weight`, `label`, `price` and `curve` are the tables of the unit, by cell; w and g are in
+    `vectors`.
     """
     w = vectors.w
     g = vectors.g
@@ -256,7 +257,7 @@ def _gradient(table, batch, weight, price, vectors):
     row = vectors.row
     x = table.x
     cell = table.cell
-    label = table.label
+    bins = curve.shape[1]
     one = w.dtype.type(1)
     g[:] = w.dtype.type(0)
     for start in range(0, batch.shape[0], BLOCK):
@@ -264,9 +265,15 @@ def _gradient(table, batch, weight, price, vectors):
         dot_rows(x, row, w, z)
         for q in range(z.shape[0]):
             z[q] = _sigmoid(z[q])
-        for q in range(BLOCK):
-            c = cell[row[q]]
-            z[q] = weight[c] * (z[q] - label[c]) + price[c] * z[q] * (one - z[q])
+        if bins == 0:
+            for q in range(BLOCK):
+                c = cell[row[q]]
+                z[q] = weight[c] * (z[q] - label[c]) + price[c] * z[q] * (one - z[q])
+        else:
+            for q in range(BLOCK):
+                c = cell[row[q]]
+                cost = price[c] + curve[c, min(np.int64(z[q] * bins), bins - 1)]
+                z[q] = weight[c] * (z[q] - label[c]) + cost * z[q] * (one - z[q])
         add_rows(x, row, z, g)
     share = w.dtype.type(1.0 / batch.shape[0])
     for d in range(g.shape[0]):
@@ -360,7 +367,9 @@ def train(begin, end, block_rows, table, work):
         size = high[i] - low[i]
         r = work.run[i]
         weight = work.weight[i]
+        label = work.label[i]
         price = work.price[i]
+        curve = work.curve[i if work.curve.shape[0] > 1 else 0]
         lr = work.lr[i]
         steps = 0
         _read_difference(work.block[i], bias, u)
@@ -372,7 +381,7 @@ def train(begin, end, block_rows, table, work):
             for at in range(0, used, work.batch_size):
                 stop = min(at + work.batch_size, used)
                 _unscale(u, table, r, w)
-                _gradient(table, order[at:stop], weight, price, vectors)
+                _gradient(table, order[at:stop], weight, label, price, curve, vectors)
                 total = g[bias]
                 for d in range(g.shape[0]):
                     g[d] = (g[d] - mean[r, d] * total) * inverse[r, d]
@@ -420,6 +429,28 @@ def measure(begin, end, block_rows, table, work):
                 copies[q & 3, c, 1] += 1.0 if z[q] > 0.5 else 0.0
         for copy in range(4):
             sums[i] += copies[copy]
+
+
+@jit
+def log_odds(begin, end, block_rows, table, work, out):
+    """Fill `out` with the logits of the rows of units begin..end, from `work.starts[i]` on."""
+    x = table.x
+    width = x.shape[1]
+    scratch = _allocate_vectors(table.mean)
+    w = scratch[1, :width]
+    u = scratch[2, :width]
+    z = scratch[3, :block_rows]
+    row = np.empty(BLOCK, np.int32)
+    for i in range(begin, end):
+        _read_difference(work.block[work.which[i]], table.bias, u)
+        _unscale(u, table, work.run[i], w)
+        rows = table.rows[work.low[i] : work.high[i]]
+        first = work.starts[i]
+        for at in range(0, rows.shape[0], BLOCK):
+            _read_block(x, rows, at, row, 2)
+            dot_rows(x, row, w, z)
+            for q in range(min(BLOCK, rows.shape[0] - at)):
+                out[first + at + q] = z[q]
 
 
 @jit

@@ -25,8 +25,6 @@ class Table(NamedTuple):
     cell
         The index of the (label, group) cell of each row, (n + 1,); the row of zeros has its own
         cell.
-    label
-        0 or 1 for each cell.
     rows
         Row numbers of all units.
     mean, inverse
@@ -37,7 +35,6 @@ class Table(NamedTuple):
 
     x: Array
     cell: Array
-    label: Array
     rows: Array
     mean: Array
     inverse: Array
@@ -63,8 +60,11 @@ class Training(NamedTuple):
         Seeds of the order of rows, (u, epochs).
     batch_size, max_rows
         Number of rows per batch, and largest number of rows per epoch.
-    weight, price
-        Weight of a row and price of its score, for each cell, (u, cells).
+    weight, label, price
+        Weight of a row, the probability of the positive class that it is fitted to (0 or 1, unless
+        the method changes labels), and the price of its score, for each cell, (u, cells).
+    curve
+        Price of the score by the bin of the score, (u, cells, bins); no rows if it is zero.
     mu, origin
         Weight and center (u, p) of the proximal term.
     drift, gradients
@@ -85,7 +85,9 @@ class Training(NamedTuple):
     max_rows: int
     lr: Array
     weight: Array
+    label: Array
     price: Array
+    curve: Array
     mu: float
     drift: Array
     gradients: Array
@@ -100,7 +102,8 @@ class Training(NamedTuple):
 class Measurement(NamedTuple):
     """Sums over the rows of units; unit i is measured with model `block[which[i]]`.
 
-    `sums` (u, cells, 2) holds scores and positive decisions and is changed in place.
+    `sums` (u, cells, 2) holds scores and positive decisions and is changed in place. `starts` (u,)
+    are the positions of the units' first rows in an array of all of their rows.
     """
 
     run: Array
@@ -109,6 +112,7 @@ class Measurement(NamedTuple):
     block: Array
     which: Array
     sums: Array
+    starts: Array
 
 
 def _unscale(u: Array, table: Table, run: int) -> Array:
@@ -195,7 +199,11 @@ def _gradient(u: Array, batch: Array, table: Table, work: Training, i: int) -> A
     x = table.x[batch]
     cell = table.cell[batch]
     p = _sigmoid(x @ _unscale(u, table, run))
-    error = work.weight[i, cell] * (p - table.label[cell]) + work.price[i, cell] * p * (1 - p)
+    error = work.weight[i, cell] * (p - work.label[i, cell]) + work.price[i, cell] * p * (1 - p)
+    bins = work.curve.shape[2]
+    if bins:
+        at = np.minimum((p * bins).astype(np.int64), bins - 1)
+        error = error + work.curve[i, cell, at] * p * (1 - p)
     g = (error @ x) / u.dtype.type(len(batch))
     return (g - table.mean[run] * g[table.bias]) * table.inverse[run]
 
@@ -209,6 +217,20 @@ def measure(begin: int, end: int, block_rows: int, table: Table, work: Measureme
         p = _sigmoid(table.x[rows] @ _unscale(u, table, int(work.run[i])))
         work.sums[i, :, 0] = np.bincount(table.cell[rows], weights=p, minlength=cells)
         work.sums[i, :, 1] = np.bincount(table.cell[rows], weights=p > 0.5, minlength=cells)
+
+
+def log_odds(
+    begin: int, end: int, block_rows: int, table: Table, work: Measurement, out: Array
+) -> None:
+    """Fill `out` with the logits of the rows of units begin..end.
+
+    The logit of the first row of unit i is at `work.starts[i]`.
+    """
+    for i in range(begin, end):
+        rows = table.rows[work.low[i] : work.high[i]]
+        u = _read_difference(work.block[work.which[i]], table.bias, table.x.shape[1])
+        at = work.starts[i]
+        out[at : at + len(rows)] = table.x[rows] @ _unscale(u, table, int(work.run[i]))
 
 
 def combine(coefficients: Array, block: Array, bounds: Array, out: Array) -> None:

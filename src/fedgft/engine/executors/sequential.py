@@ -50,8 +50,10 @@ class Workload:
         Rows of each unit, batch after batch, encoded as 2 * position + (1 if mirrored else 0).
     batches
         Sizes of the batches by unit and epoch.
-    weights, price
-        Row weights and prices of each unit, by cell.
+    weights, labels, price
+        Row weights, labels and prices of each unit, by cell.
+    curve
+        Prices of each unit by cell and bin of the score; None: none.
     rates
         Learning rates of the steps of each unit; see `optimizers.step_rates`.
     """
@@ -61,7 +63,9 @@ class Workload:
     order: Sequence[Tensor]
     batches: Sequence[Sequence[Sequence[int]]]
     weights: Tensor
+    labels: Tensor
     price: Tensor
+    curve: Tensor | None
     rates: Sequence[Tensor]
 
 
@@ -140,10 +144,11 @@ class SequentialExecutor(TorchExecutor):
             rates.append(step_rates(self.settings.optimizer, lr, moments.steps[i], steps))
         lengths = [sum(map(sum, epochs)) for epochs in sizes]
         steps = [len(each) for each in rates]
-        weights, price = rows.put_tables(task)
+        weights, labels, price = rows.put_tables(task)
+        curve = None if task.curve is None else rows.put(task.curve).flatten(1, 2)
         uploaded = rows.put_integers(np.concatenate(order)).split(lengths)
         all_rates = torch.as_tensor(np.concatenate(rates), device=rows.device).split(steps)
-        tables = {"weights": weights, "price": price}
+        tables = {"weights": weights, "labels": labels, "price": price, "curve": curve}
         return Workload(task, moments, uploaded, sizes, **tables, rates=all_rates)
 
     def _actions(
@@ -235,8 +240,10 @@ class ClientBuffers:
         Gradient, moments, and the number of steps that v has accumulated.
     start, drift, gradients
         Center of the proximal term, drift, and the sum of uncorrected gradients; empty if not used.
-    weights, price, mean, inverse
+    weights, labels, price, mean, inverse
         Tables by cell, and the scaling of the features.
+    curve
+        Prices by cell and bin of the score; empty if not used.
     order, at
         Rows of the round, and how many have been read.
     rates, done
@@ -270,8 +277,10 @@ class ClientBuffers:
         self.start = new(0)
         self.drift = new(0)
         self.gradients = new(0)
-        self.weights = new(len(rows.label))
-        self.price = new(len(rows.label), rows.classes)
+        self.weights = new(rows.cells)
+        self.labels = new(rows.cells, rows.classes)
+        self.price = new(rows.cells, rows.classes)
+        self.curve = new(0)
         self.mean, self.inverse = (torch.zeros_like(t[0]) for t in (rows.mean, rows.inverse))
         self.lr = new()
         # torch's Adam on a GPU requires float32 rates
@@ -311,6 +320,9 @@ class ClientBuffers:
             self.drift = _copy_in_place(self.drift, task.drift[i])
             self.gradients = _copy_in_place(self.gradients, task.gradients[i])
         self.weights.copy_(workload.weights[i], non_blocking=True)
+        self.labels.copy_(workload.labels[i], non_blocking=True)
+        if workload.curve is not None:
+            self.curve = _copy_in_place(self.curve, workload.curve[i])
         self.price.copy_(workload.price[i], non_blocking=True)
         self.mean.copy_(self.rows.mean[run])
         self.inverse.copy_(self.rows.inverse[run])
@@ -360,7 +372,12 @@ class ClientBuffers:
         with common.autocast(settings, rows.device):
             logits = functional_call(self.module, self.tensors, (x,))
         probs = logits.detach().to(rows.dtype).softmax(-1)
-        pull = common.residual(probs, rows.label[cell], self.weights[cell], self.price[cell]) / size
+        price = self.price[cell]
+        if len(self.curve):
+            bins = self.curve.shape[1]
+            at = (probs[:, 1] * bins).long().clamp(max=bins - 1)
+            price = price + self.curve[cell, at].unsqueeze(1) * price.new_tensor([0.0, 1.0])
+        pull = common.residual(probs, self.labels[cell], self.weights[cell], price) / size
         pull = pull.to(logits.dtype)
         leaves = list(self.leaves.values())
         found = torch.autograd.grad(logits, leaves, pull, materialize_grads=True, allow_unused=True)

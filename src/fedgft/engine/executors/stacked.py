@@ -72,7 +72,7 @@ def capture_gradient(model: Model, shape: ProgramShape) -> Gradient:
     """Return a program (params, x, labels, weights, price, share) -> gradients.
 
     All arguments have a leading axis of models. `x` holds the rows of a batch, `labels` their
-    one-hot labels, `weights` and `price` the entries of the method's tables for these rows, and
+    labels by class, `weights` and `price` the entries of the method's tables for these rows, and
     `share` the weight of each row in the mean, which is 0 for padding.
     """
     with torch.random.fork_rng(devices=[]):
@@ -191,16 +191,17 @@ class _Group:
         """Yield the program's arguments for each step, without the parameters."""
         rows = self.executor.rows
         run = torch.as_tensor(self.task.units.run[self.units], device=rows.device)
-        weights, price = rows.put_tables(self.task, self.units)
+        weights, labels, price = rows.put_tables(self.task, self.units)
         positions, share = self._schedule()
         for s, size in enumerate(self.sizes):
             at = positions[s, :size]
             cell = rows.cell[at]
+            by_class = cell.unsqueeze(-1).expand(-1, -1, rows.classes)
             yield (
                 rows.read(at, rows.mean[run[:size]], rows.inverse[run[:size]]),
-                rows.label[cell],
+                labels[:size].gather(1, by_class),
                 weights[:size].gather(1, cell),
-                price[:size].gather(1, cell.unsqueeze(-1).expand(-1, -1, rows.classes)),
+                price[:size].gather(1, by_class),
                 share[s, :size],
             )
 

@@ -29,6 +29,7 @@ from fedgft.settings import Settings
 from fedgft.sums import Sums
 
 IMAGE_AXES = 4  # number of axes of a block of images
+MAX_LOG_ODDS = 700.0  # exp of it is finite in double precision
 FILTER_AXES = 4  # number of axes of convolution weights, which are stored channels-last
 UPLOAD_ROWS = 4096  # number of rows that are copied to a GPU at a time
 MEASURED_BYTES = {"cpu": 2**19, "cuda": 2**28}  # bytes of features per forward pass
@@ -132,7 +133,7 @@ def residual(probs: Tensor, labels: Tensor, weights: Tensor, price: Tensor) -> T
     """Return the gradient of weights * cross-entropy + <price, probs> with respect to the logits.
 
     Every objective has this gradient. With probabilities p and price v it is
-    weights (p - labels) + p (v - <v, p>).
+    weights (p - labels) + p (v - <v, p>). Labels are one-hot, unless the method changes them.
     """
     centered_price = price - (price * probs).sum(-1, keepdim=True)
     return weights.unsqueeze(-1) * (probs - labels) + probs * centered_price
@@ -150,8 +151,8 @@ class DeviceRows:
         Features of the stored rows.
     cell
         The index of the (label, group) cell of each stored row.
-    label
-        One-hot label of each cell, (cells, classes).
+    cells
+        The number of (label, group) cells.
     mean, inverse
         Mean and 1 / spread of the features of each run.
     used
@@ -170,8 +171,7 @@ class DeviceRows:
         cell = data.labels * self.groups + data.groups % self.groups
         cell = cell if self.used is None else cell[self.used]
         self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
-        one_hot = torch.eye(self.classes, dtype=self.dtype, device=self.device)
-        self.label = one_hot.repeat_interleave(self.groups, 0)  # cell -> one-hot label
+        self.cells = self.classes * self.groups
         self.scaled = any(f.mean is not None for f in index.federations)
         scaling = index.scaling(data.features.shape[1], np.dtype(settings.dtype))
         self.mean, self.inverse = (self.put(each) for each in scaling)
@@ -219,9 +219,14 @@ class DeviceRows:
         shape = (*mean.shape[:-1], 1, mean.shape[-1], *[1] * (len(self.shape) - 1))
         return (x - mean.reshape(shape)) * inverse.reshape(shape)
 
-    def put_tables(self, task: Task, at: Any = slice(None)) -> tuple[Tensor, Tensor]:
-        """Copy the row weights (u, cells) and prices (u, cells, classes) of the units `at`."""
-        return self.put(task.weights[at]).flatten(1), self.put(task.price[at]).flatten(1, 2)
+    def put_tables(self, task: Task, at: Any = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+        """Copy the tables of the units `at`.
+
+        Returns row weights (u, cells), labels (u, cells, classes) and prices (u, cells, classes).
+        """
+        labels = np.ascontiguousarray(task.soft_labels()[at])
+        tables = (self.put(labels).flatten(1, 2), self.put(task.price[at]).flatten(1, 2))
+        return self.put(task.weights[at]).flatten(1), *tables
 
 
 @dataclass(frozen=True)
@@ -362,6 +367,22 @@ class TorchExecutor:
                 params = block[model].to(self.rows.device)
                 self._measure_model(threads, sums, units, at=at, params=params)
         return sums
+
+    def log_odds(self, units: Units, block: Tensor, which: np.ndarray) -> np.ndarray:
+        """Return the logits of all rows of the units, relative to the first class."""
+        sizes = units.sizes
+        starts = np.cumsum(sizes) - sizes
+        out = np.empty((int(sizes.sum()), self.rows.classes))
+        with one_thread_per_operation(), self._torch_flags():
+            for i in range(len(units)):
+                part = self.index.rows[units.low[i] : units.high[i]]
+                rows = self.rows.put_integers(self.rows.positions(part))
+                params = block[int(which[i])].to(self.rows.device)
+                probs = self._scores(map, rows, int(units.run[i]), params)
+                with np.errstate(divide="ignore"):
+                    logs = np.log(probs).clip(-MAX_LOG_ODDS, 0)  # a NaN stays
+                out[starts[i] : starts[i] + sizes[i]] = logs - logs[:, :1]
+        return out
 
     def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
         """Train in place."""

@@ -23,7 +23,7 @@ from fedgft.algorithms import Algorithm, Cohort, LocalResults
 from fedgft.algorithms.controller import Loop, boosting_loop
 from fedgft.algorithms.corrections import Proximal
 from fedgft.algorithms.servers import Averaging
-from fedgft.algorithms.weightings import FedNova
+from fedgft.algorithms.weightings import FedNova, reads_more
 from fedgft.engine.loop import TrainingLoop
 from fedgft.engine.plan import Units
 from fedgft.engine.select_best import score_models, split_runs
@@ -415,6 +415,10 @@ def why_no_trees(algorithm: Algorithm, settings: Settings) -> str | None:
         "an optimizer of the server (`base`)": not isinstance(algorithm.server, Averaging),
         "FedNova, which weighs local steps (`base`)": isinstance(weighting, FedNova),
         "weights that follow from locally trained models (`fairfed`)": weighting.sees == "trained",
+        "weights that follow from losses or updates": reads_more(weighting),
+        "losses that change from round to round, or prices of decisions": (
+            bool(algorithm.objective.loss_rules) or algorithm.objective.price_on != "scores"
+        ),
         f"`device` {settings.device}: they grow on the CPU": settings.device != "cpu",
         f"`executor` {settings.executor}, which trains parameters": settings.executor != "auto",
     }
