@@ -26,7 +26,26 @@ TARGET_TOLERANCE = 0.003
 "How far above its target a gap counts as having reached it; a few thousand rows resolve no less."
 MAX_REPLICATES = 100_000
 
-MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
+MethodName = Literal[
+    "fedavg",
+    "lrw",
+    "lft",
+    "fairfed",
+    "fedgft",
+    "fedgft-control",
+    "fedfb",
+    "fairgrad",
+    "fedfact",
+    "agnostic-fair",
+    "puffle",
+    "fairtrade",
+    "fade",
+    "ffalm",
+    "fedminmax",
+    "bounded-group-loss",
+    "afl",
+    "q-ffl",
+]
 BaseName = Literal[
     "fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad"
 ]
@@ -36,7 +55,7 @@ Sampling = Literal["size", "uniform"]
 ModelName = Literal["logistic", "mlp", "trees", "resnet18"]
 Stem = Literal["imagenet", "small"]
 Norms = Literal["shared", "local"]
-Spread = Literal["range", "deviation", "variance"]
+Spread = Literal["range", "deviation", "variance", "squares"]
 FairFedRule = Literal["subtract", "authors", "exp"]
 Control = Literal["decisions", "scores"]
 State = Literal["keep", "reset", "reset-first", "shared"]
@@ -288,7 +307,8 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "spread": _choice(
             Spread,
             "How fedgft and lft measure the gap among several groups; range: largest difference, "
-            "deviation: largest distance from the overall rate, variance: squared distances",
+            "deviation: largest distance from the overall rate, variance: squared distances, "
+            "squares: squared distances from the overall rate",
             unset="range",
         ),
         "beta": _strength("Strength of fairfed", unset="the protocol's"),

@@ -34,6 +34,9 @@ class ClientReports:
         The sums of each client, (u, ...).
     losses
         The summed cross-entropy by label and group, (u, c, k); None unless a slot reads it.
+    logits
+        The summed logit of the second class, relative to the first, by label and group, (u, c, k);
+        None unless a slot reads it.
     histograms
         The number of rows by label, group and bin of the positive one of two scores,
         (u, c, k, SCORE_BINS); None unless a slot reads it.
@@ -41,12 +44,18 @@ class ClientReports:
 
     sums: Sums
     losses: np.ndarray | None = None
+    logits: np.ndarray | None = None
     histograms: np.ndarray | None = None
 
     def read_losses(self) -> np.ndarray:
         """Return the losses of a rule that asked for them."""
         assert self.losses is not None
         return self.losses
+
+    def read_logits(self) -> np.ndarray:
+        """Return the summed logits of a rule that asked for them."""
+        assert self.logits is not None
+        return self.logits
 
     def read_histograms(self) -> np.ndarray:
         """Return the histograms of a rule that asked for them."""
@@ -63,7 +72,8 @@ class LossTerms:
     weights
         Weight of a row, (u, c, k), or 1.
     labels
-        The distribution over the classes that a row is fitted to, (u, c, k, c); None: its label.
+        What cross-entropy fits a row to, (u, c, k, c), with the sum one; None: its label. Usually a
+        distribution over the classes; a number outside [0, 1] adds a price of the logit.
     price
         Price of each score, (u, c, k, c), or 0.
     curve
@@ -91,7 +101,7 @@ class LossRule(Protocol):
     Attributes and methods
     ----------------------
     reads
-        Which reports it needs besides sums: "losses", "histograms", or both.
+        Which reports it needs besides sums: "losses", "logits", "histograms", or several.
     init(count)
         Returns the state before the first round, from the number of rows (run, client, label,
         group); raises a `FedgftError` where a strength does not fit the number of runs.

@@ -16,12 +16,26 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.algorithms.afl import WorstClient
+from fedgft.algorithms.agnostic_fair import BoundaryCovariance
+from fedgft.algorithms.bounded_group_loss import BoundedGroupLoss
 from fedgft.algorithms.controller import Controller
 from fedgft.algorithms.corrections import Correction, Proximal, Scaffold
+from fedgft.algorithms.every_threshold import EveryThreshold
+from fedgft.algorithms.fade import CancelingWeights
+from fedgft.algorithms.fairgrad import ErrorWeights
+from fedgft.algorithms.fairtrade import squared_deviations
+from fedgft.algorithms.fedfact import DualAscent
+from fedgft.algorithms.fedfb import FairBatchWeights
+from fedgft.algorithms.fedminmax import MinimaxGroups
+from fedgft.algorithms.ffalm import LossParity
 from fedgft.algorithms.local_control import LocalController
-from fedgft.algorithms.objectives import LinearizedPenalty, Objective, reweigh
-from fedgft.algorithms.servers import Adaptive, Averaging, Server, ServerMomentum
+from fedgft.algorithms.objectives import LinearizedPenalty, Objective, PriceOn, reweigh
+from fedgft.algorithms.puffle import LocalMomentum
+from fedgft.algorithms.qffl import PowerOfLosses
+from fedgft.algorithms.servers import Adaptive, Averaging, IterateAverage, Server, ServerMomentum
 from fedgft.algorithms.weightings import BySize, FairFed, FairFedRule, FedNova, Weighting
+from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, get_metric
 from fedgft.settings import Spread
 from fedgft.validation import check_choice, check_instance
@@ -77,9 +91,13 @@ def fedgft(
 ) -> Algorithm:
     """FedGFT as published: a penalty on the gap of scores over the rows of all clients.
 
-    The arguments are those of `LinearizedPenalty`.
+    The arguments are those of `LinearizedPenalty`. With the metric "sp@all" or "eop@all" the
+    penalty is that of `EveryThreshold`, which has no other shape and spread.
     """
-    rule = LinearizedPenalty(get_metric(metric), lam, penalty, spread)
+    metric = get_metric(metric)
+    if metric.every_threshold:
+        return Algorithm(objective=Objective(loss_rules=(EveryThreshold(metric, lam),)))
+    rule = LinearizedPenalty(metric, lam, penalty, spread)
     return Algorithm(objective=Objective(penalties=(rule,)))
 
 
@@ -91,16 +109,85 @@ def fedgft_control(
     pick: float = 0.6,
     damp: bool = True,
     local_target: PerRun | None = None,
+    price_on: PriceOn = "scores",
 ) -> Algorithm:
     """FedGFT with a strength that follows the measured gap of decisions.
 
     The arguments are those of `Controller`. `local_target` is the largest acceptable gap on each
-    client's own rows, see `LocalController`; None: local gaps are not limited.
+    client's own rows, see `LocalController`; None: local gaps are not limited. `price_on` says what
+    prices are paid for, see `Objective`.
     """
     metric = get_metric(metric)
     rule = Controller(metric, target, kind, pick=pick, damp=damp)
     local = () if local_target is None else (LocalController(metric, local_target, kind),)
-    return Algorithm(objective=Objective(penalties=(rule,), local_controllers=local))
+    return Algorithm(
+        objective=Objective(penalties=(rule,), local_controllers=local, price_on=price_on)
+    )
+
+
+# Published rivals; each has a file of its own, with citation and formula.
+
+
+def fedfb(metric: str | Metric, lam: PerRun = 0.3) -> Algorithm:
+    """FedFB (Zeng et al., 2021): row weights that follow losses; see `FairBatchWeights`."""
+    return Algorithm(objective=Objective(loss_rules=(FairBatchWeights(get_metric(metric), lam),)))
+
+
+def fairgrad(metric: str | Metric, lam: PerRun = 1.0) -> Algorithm:
+    """Fed-FairGrad: row weights that follow the rates of decisions; see `ErrorWeights`."""
+    return Algorithm(objective=Objective(loss_rules=(ErrorWeights(get_metric(metric), lam),)))
+
+
+def fedfact(metric: str | Metric, target: PerRun = 0.0) -> Algorithm:
+    """FedFACT in-processing with global constraints (Zhang et al., 2025); see `DualAscent`."""
+    return Algorithm(objective=Objective(loss_rules=(DualAscent(get_metric(metric), target),)))
+
+
+def agnostic_fair(metric: str | Metric, lam: PerRun = 2.0) -> Algorithm:
+    """The fairness term of AgnosticFair (Du et al., 2021); see `BoundaryCovariance`."""
+    return Algorithm(objective=Objective(loss_rules=(BoundaryCovariance(get_metric(metric), lam),)))
+
+
+def ffalm(metric: str | Metric, lam: PerRun = 5.0) -> Algorithm:
+    """FFALM (Dunda & Song, 2023): equal losses at each client; see `LossParity`."""
+    return Algorithm(objective=Objective(loss_rules=(LossParity(lam),)))
+
+
+def puffle(metric: str | Metric, target: PerRun = 0.0) -> Algorithm:
+    """PUFFLE's local controller (Corbucci et al., 2024); see `LocalMomentum`."""
+    return Algorithm(objective=Objective(loss_rules=(LocalMomentum(get_metric(metric), target),)))
+
+
+def fairtrade(metric: str | Metric, lam: PerRun = 20.0) -> Algorithm:
+    """FairTrade's local penalty (Badar et al., 2024); see `squared_deviations`."""
+    penalty = squared_deviations(get_metric(metric), lam)
+    return Algorithm(objective=Objective(local_penalties=(penalty,)))
+
+
+def fade(metric: str | Metric, beta: PerRun = 1.0) -> Algorithm:
+    """FADE's weights of clients (Akram et al., 2025); see `CancelingWeights`."""
+    return Algorithm(weighting=CancelingWeights(get_metric(metric), beta))
+
+
+def fedminmax(metric: str | Metric, lam: PerRun = 0.05) -> Algorithm:
+    """FedMinMax (Papadaki et al., 2022): the worst loss of any group; see `MinimaxGroups`."""
+    objective = Objective(loss_rules=(MinimaxGroups(lam),))
+    return Algorithm(objective=objective, server=IterateAverage())
+
+
+def bounded_group_loss(metric: str | Metric, target: PerRun = 0.0) -> Algorithm:
+    """Bounded group loss (Hu et al., 2024): `target` is the bound; see `BoundedGroupLoss`."""
+    return Algorithm(objective=Objective(loss_rules=(BoundedGroupLoss(target),)))
+
+
+def afl(metric: str | Metric, lam: PerRun = 0.1) -> Algorithm:
+    """AFL (Mohri et al., 2019): the worst loss of any client; see `WorstClient`."""
+    return Algorithm(weighting=WorstClient(lam), server=IterateAverage())
+
+
+def qffl(metric: str | Metric, lam: PerRun = 1.0) -> Algorithm:
+    """q-FFL (Li et al., 2020): more weight for clients with larger losses; see `PowerOfLosses`."""
+    return Algorithm(weighting=PowerOfLosses(lam))
 
 
 @dataclass(frozen=True)
@@ -120,6 +207,13 @@ class Method:
         The keyword arguments of `make`.
     settings
         The other settings that the method reads, by their names in Python and on the command line.
+    default
+        The strength where none is given.
+    grid
+        The strengths to choose from on inner rows; empty: those of the protocol.
+    aim
+        What the method makes equal between groups or clients. Only those that aim at "the metric"
+        reduce the gap that they are asked to reduce.
     """
 
     label: str
@@ -127,21 +221,52 @@ class Method:
     strength: str | None = None
     options: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    default: float = 0.0
+    grid: tuple[float, ...] = ()
+    aim: str = "the metric"
 
 
 _PENALTY_OPTIONS = ("penalty", "spread")
+_TARGETS = (0.0, 0.01, 0.02, 0.05)
+_ROUND_SUMS = ("noise",)  # the noise on sums applies to every method whose server reads them
 METHODS: dict[str, Method] = {
     "fedavg": Method("FedAvg", fedavg),
     "lrw": Method("LRW", lrw),
-    "lft": Method("LFT", lft, "lam", _PENALTY_OPTIONS, _PENALTY_OPTIONS),
-    "fairfed": Method("FairFed", fairfed, "beta", ("rule",), ("fairfed", "noise")),
-    "fedgft": Method("FedGFT", fedgft, "lam", _PENALTY_OPTIONS, (*_PENALTY_OPTIONS, "noise")),
+    "lft": Method("LFT", lft, "lam", _PENALTY_OPTIONS, _PENALTY_OPTIONS, default=20.0),
+    "fairfed": Method("FairFed", fairfed, "beta", ("rule",), ("fairfed", "noise"), default=1.0),
+    "fedgft": Method(
+        "FedGFT", fedgft, "lam", _PENALTY_OPTIONS, (*_PENALTY_OPTIONS, "noise"), default=20.0
+    ),
     "fedgft-control": Method(
         "FedGFT control",
         fedgft_control,
         "target",
         options=("kind", "pick", "local_target"),
         settings=("local_target", "control", "pick", "noise"),
+    ),
+    "fedfb": Method("FedFB", fedfb, "lam", (), _ROUND_SUMS, 0.3, (0.05, 0.1, 0.3, 1.0, 2.0)),
+    "fairgrad": Method("FairGrad", fairgrad, "lam", (), _ROUND_SUMS, 1.0, (0.1, 0.3, 1.0, 3.0)),
+    "fedfact": Method("FedFACT", fedfact, "target", (), _ROUND_SUMS),
+    "agnostic-fair": Method(
+        "AgnosticFair", agnostic_fair, "lam", (), _ROUND_SUMS, 2.0, (0.5, 2.0, 8.0, 32.0)
+    ),
+    "puffle": Method("PUFFLE", puffle, "target"),
+    "fairtrade": Method("FairTrade", fairtrade, "lam", default=20.0),
+    "fade": Method("FADE", fade, "beta", (), _ROUND_SUMS, 1.0, (0.5, 1.0)),
+    "ffalm": Method(
+        "FFALM", ffalm, "lam", (), _ROUND_SUMS, 5.0, (0.02, 0.1, 0.5, 2.0, 5.0), "losses of groups"
+    ),
+    "fedminmax": Method(
+        *("FedMinMax", fedminmax, "lam", (), _ROUND_SUMS, 0.05),
+        *((0.01, 0.05, 0.2, 1.0), "losses of groups"),
+    ),
+    "bounded-group-loss": Method(
+        *("bounded group loss", bounded_group_loss, "target", (), _ROUND_SUMS, 0.0),
+        *((0.0, 0.2, 0.3, 0.4), "losses of groups"),
+    ),
+    "afl": Method("AFL", afl, "lam", (), _ROUND_SUMS, 0.1, (0.01, 0.1, 1.0), "losses of clients"),
+    "q-ffl": Method(
+        "q-FFL", qffl, "lam", (), _ROUND_SUMS, 1.0, (0.1, 1.0, 2.0, 5.0), "losses of clients"
     ),
 }
 "The methods by the names that the command line takes; `get_method` makes one."
@@ -201,6 +326,9 @@ def get_method(
         Option of fedgft-control: the target of each client's own gap; see `LocalController`.
     """
     method = METHODS[check_choice("method", name, tuple(METHODS))]
+    if metric.every_threshold and method.make not in (fedgft, fedavg, lrw):
+        text = f"{metric.name} is for the method fedgft, and this one is {name}"
+        raise FedgftError(text, field="metric", kind="unsupported")
     if method.strength is None:
         return method.make()
     options: dict[str, Any] = {"penalty": penalty, "spread": spread, "rule": rule}

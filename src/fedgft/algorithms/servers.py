@@ -14,7 +14,8 @@ from fedgft.validation import check_choice, check_number
 class Server(Protocol):
     """`init` returns a state, `step` the new parameters and the next state.
 
-    `inertia`: whether parameters keep moving after the clients' updates have become zero.
+    `inertia`: whether parameters keep moving after the clients' updates have become zero. A server
+    whose result is not the last model has a method `result`, which returns it from the state.
     """
 
     @property
@@ -36,6 +37,38 @@ class Averaging:
 
     def step(self, state: None, params: Any, update: Any) -> tuple[Any, None]:
         return params + update, None
+
+
+@dataclass(frozen=True)
+class IterateAverage:
+    """The mean of the models of all rounds is the result; clients train from the last one.
+
+    Parameters
+    ----------
+    inner
+        The step from one round to the next.
+    """
+
+    inner: Server = Averaging()
+
+    @property
+    def inertia(self) -> bool:
+        return self.inner.inertia
+
+    def init(self, params: Any) -> tuple[Any, Any, int]:
+        """Return the state of the inner server, the sum of the models, and their number."""
+        return self.inner.init(params), 0 * params, 0
+
+    def step(self, state: tuple[Any, Any, int], params: Any, update: Any) -> tuple[Any, Any]:
+        """Return the parameters after the step, and the next state."""
+        inner, total, count = state
+        params, inner = self.inner.step(inner, params, update)
+        return params, (inner, total + params, count + 1)
+
+    def result(self, state: tuple[Any, Any, int]) -> Any:
+        """Return the mean of the models."""
+        _, total, count = state
+        return total / count
 
 
 @dataclass(frozen=True)

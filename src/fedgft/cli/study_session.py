@@ -356,7 +356,8 @@ def make_protocol(options: Options) -> Protocol:
     if options.fedbn:
         settings["norms"] = "local"
     given = options.given(*_shared_fields(protocol, options))
-    given |= {name: (given[name],) for name in PROTOCOL_CANDIDATES if name in given}
+    fixed = tuple(name for name in PROTOCOL_CANDIDATES if name in given)
+    given |= {name: (given[name],) for name in fixed} | {"fixed": fixed}
     given["settings"] = replace(protocol.settings, **settings)
     given["control"] = "soft" if options.control == "scores" else "hard"
     if options.rounds is not None:

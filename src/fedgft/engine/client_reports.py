@@ -1,4 +1,4 @@
-"""What clients report besides sums of scores: summed losses and histograms of scores."""
+"""What clients report besides sums of scores: losses, logits and histograms of scores."""
 
 import numpy as np
 
@@ -25,6 +25,13 @@ def sum_losses(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndarra
     return np.bincount(cell, total - own, units.count.size).reshape(units.count.shape)
 
 
+def sum_logits(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndarray:
+    """Return the summed logit of the second class of each unit by label and group, (u, c, k)."""
+    _, cell = _locate_rows(index, units)
+    logit = log_odds[:, 1] - log_odds[:, 0]
+    return np.bincount(cell, logit, units.count.size).reshape(units.count.shape)
+
+
 def count_scores(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndarray:
     """Return the rows of each unit by label, group and bin of the score of the second class.
 
@@ -48,3 +55,7 @@ def _locate_rows(index: RowIndex, units: Units) -> tuple[np.ndarray, np.ndarray]
     cell = data.labels[rows] * groups + data.groups[rows] % groups  # group -1 becomes the last
     cells = units.count.shape[1] * groups
     return rows, np.repeat(np.arange(len(units)), units.sizes) * cells + cell
+
+
+REPORTS = {"losses": sum_losses, "logits": sum_logits, "histograms": count_scores}
+"How each report is measured; see `ClientReports`."

@@ -16,7 +16,7 @@ import numpy as np
 from fedgft.algorithms import Cohort, LocalResults
 from fedgft.algorithms.controller import Loop, damping
 from fedgft.algorithms.loss_rules import ClientReports
-from fedgft.engine.client_reports import count_scores, sum_losses
+from fedgft.engine.client_reports import REPORTS
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.loop import TrainingLoop
 from fedgft.engine.plan import (
@@ -149,8 +149,12 @@ class RoundLoop(TrainingLoop):
         """Return the state with the final model, after the last round.
 
         For methods with a target, the final model is the best model of the last rounds or a mixture
-        of two of them; see `select_best`.
+        of two of them; see `select_best`. Some servers return a mean of models.
         """
+        if hasattr(self.algorithm.server, "result"):
+            params = 1 * state.params
+            params[:, : self.executor.spec.trained] = self.algorithm.server.result(state.server)
+            state = replace(state, params=params, sums=None)
         rounds = self.settings.rounds
         if not self.best_models.applies(rounds):
             return state
@@ -299,8 +303,8 @@ class RoundLoop(TrainingLoop):
         units = self.index.clients(cohort)
         odds = self.executor.log_odds(units, state.params, units.run)
         found = {
-            "losses": sum_losses(self.index, units, odds) if "losses" in reads else None,
-            "histograms": count_scores(self.index, units, odds) if "histograms" in reads else None,
+            name: measure(self.index, units, odds) if name in reads else None
+            for name, measure in REPORTS.items()
         }
         if self.settings.noise:
             given = [each for each in found.values() if each is not None]

@@ -45,7 +45,6 @@ MAX_PREDICTED = 2**22  # features that `predict_proba` reads at a time
 TREES_LR = 0.1
 TREES = 100
 DEFAULT_LR = 0.02  # in the middle of the rates that the protocol "heldout" chooses from
-DEFAULT_STRENGTHS = {"target": 0.0, "lam": 20.0, "beta": 1.0}
 SCALE_ROWS = 4096  # rows that decide whether features are on a usual scale
 LARGE_FEATURE = 5.0  # root of the mean square of a column; 1 if it is standardized
 SMALL_FEATURE = 0.01  # largest value of a column
@@ -280,7 +279,7 @@ def _make_algorithm(
         raise FedgftError(text, kind="conflict")
     strength = None if method.strength is None else strengths[method.strength]
     if strength is None:
-        strength = DEFAULT_STRENGTHS.get(method.strength or "", 0.0)
+        strength = method.default
     chosen = get_metric("sp" if metric is None else metric)
     made = get_method(algorithm, chosen, strength, local_target=local_target)
     return with_base(made, "fedavg" if base is None else base)

@@ -68,6 +68,9 @@ CATALOG: dict[str, Metric] = {
 }
 "The metrics by their names: sp, eop, eo, predictive-parity, acc, fpr."
 
+AT_ALL = ("sp", "eop")
+"The metrics that may be asked for at every threshold: sp@all, eop@all."
+
 LONG_NAMES = {
     "statistical_parity": "sp",
     "demographic_parity": "sp",
@@ -162,13 +165,25 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
         raise FedgftError(
             f"`metric` {asked!r}: {factor!r} is no positive weight (of a millionth to a million)"
         )
-    name = resolve_name(name)
+    name, at, every = resolve_name(name), "", ""
+    if "@" in name:
+        name, at, every = name.partition("@")
+        name = resolve_name(name)
+    if at and (every != "all" or name not in AT_ALL):
+        known = ", ".join(f"{each}@all" for each in AT_ALL)
+        raise FedgftError(f"`metric` {asked!r}: fair at every threshold are {known}")
     if name not in CATALOG:
         raise FedgftError(
             f"`metric` {name or asked!r} is not known; choose from {', '.join(CATALOG)}, "
             "or several of them, as in sp+0.5*eop"
         )
-    return CATALOG[name], weight
+    return _at_every_threshold(CATALOG[name]) if at else CATALOG[name], weight
+
+
+def _at_every_threshold(metric: Metric) -> Metric:
+    """Return the metric for which training compares rates at every threshold of the scores."""
+    title = f"{metric.title} at every threshold"
+    return replace(metric, name=f"{metric.name}@all", title=title, every_threshold=True)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ class Metric:
         condition per class that is compared.
     parts
         The metrics that this one combines, with their weights; empty by default.
+    every_threshold
+        Whether training compares the rates at every threshold of the scores, not at one.
 
     Examples
     --------
@@ -115,6 +117,7 @@ class Metric:
     event: Callable[[Probs, Labels], Any] = all_rows
     conditions: Callable[[int], tuple[str, ...]] = each_class
     parts: tuple[tuple["Metric", float], ...] = ()
+    every_threshold: bool = False
 
     def condition_names(self, classes: Sequence[str]) -> tuple[str, ...]:
         """Return the conditions with the names of the classes, such as "class yes"."""
@@ -253,7 +256,7 @@ def price(metric: Metric, cotangent: Statistics, classes: int) -> Price:
     return np.concatenate((table, np.zeros_like(table[..., :1, :])), axis=-2)
 
 
-SPREADS = ("range", "deviation", "variance")
+SPREADS = ("range", "deviation", "variance", "squares")
 "How the rates of several groups are summarized in one number to minimize; see `spread_gradient`."
 
 
@@ -267,10 +270,12 @@ def spread_gradient(
     | `range`     | highest rate minus lowest: what is reported everywhere| the gap             |
     | `deviation` | largest distance of a group from the rate of all rows | 1/2 to 1 of the gap |
     | `variance`  | sqrt(2 sum over groups of (rate - their mean)^2)      | the gap             |
+    | `squares`   | sqrt(sum over groups of (rate - rate of all rows)^2)  | 0.7 to 1 of the gap |
 
     `range` and `deviation` are the largest values over all conditions. Their gradients involve only
     one or two groups at a time, so with many groups they jump from pair to pair. `variance` adds up
-    the squares, so its gradient involves every group, and with J = F^2 it is smooth everywhere.
+    the squares, so its gradient involves every group, and with J = F^2 it is smooth everywhere; so
+    does `squares`, the penalty of FairTrade.
     """
     if spread == "range":
         return metric.readout(statistics), metric.gradient(statistics)
@@ -282,6 +287,11 @@ def spread_gradient(
         return value, metric.through_rates(slope, statistics)
     pooled = statistics.sum(-1, keepdims=True)
     apart = rates - metric.rates(pooled)
+    if spread == "squares":
+        value = np.sqrt((apart**2).sum((-2, -1)))
+        slope = apart / np.where(value > 0, value, 1.0)[..., None, None]
+        of_all = metric.through_rates(-slope.sum(-1, keepdims=True), pooled)
+        return value, metric.through_rates(slope, statistics) + of_all
     flat = np.abs(apart).reshape(*apart.shape[:-2], -1)
     widest = np.arange(flat.shape[-1]) == np.argmax(flat, axis=-1)[..., None]
     slope = widest.reshape(apart.shape) * np.sign(apart)

@@ -91,6 +91,8 @@ class Protocol:
         Rows drawn in each replicate; None: all.
     own_test
         Whether test rows that the data set defines are used as such.
+    fixed
+        The strengths that hold for every method, also where a method has candidates of its own.
     """
 
     name: str
@@ -117,11 +119,16 @@ class Protocol:
     train_rows: int | None = None
     test_rows: int | None = None
     own_test: bool = True
+    fixed: tuple[str, ...] = ()
 
     def strength(self, method: str) -> tuple[float, ...]:
         """The candidates for the strength of a method; only 0 if it has no strength."""
-        name = METHODS[method].strength
-        return (0.0,) if name is None else getattr(self, name)
+        row = METHODS[method]
+        if row.strength is None:
+            return (0.0,)
+        return (
+            row.grid if row.grid and row.strength not in self.fixed else getattr(self, row.strength)
+        )
 
     def algorithm(self, method: str, metric: Metric, strength: float | np.ndarray) -> Algorithm:
         """The method with the options and the base of this protocol.
