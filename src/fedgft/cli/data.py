@@ -88,7 +88,8 @@ def get(
 
     source = find_source(name)
     tables = {}
-    if source.client is not None:
+    is_generated = not source.files
+    if source.client is not None and is_generated:
         tables = _list_tables(source.name, prepared_frame(name), source.client, out or Path())
     elif out is not None:
         check_table_path(out)
@@ -96,7 +97,7 @@ def get(
         dataset = load(name, on_progress=progress.fetch)
     for text in dataset.notes:
         note(text)
-    if source.client is None and out is not None:
+    if not is_generated and out is not None:
         tables = {out: prepared_frame(name)}
     _check_files(tables)
     paths = [write_table(table, path) for path, table in tables.items()]

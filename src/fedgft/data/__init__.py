@@ -10,7 +10,7 @@ _MODULES = {
     "Dataset": "fedgft.data.dataset",
     "Encoder": "fedgft.data.encode",
     "Federation": "fedgft.data.dataset",
-    "Progress": "fedgft.data.public",
+    "Progress": "fedgft.data.remote_files",
     "Roles": "fedgft.data.table",
     "from_frame": "fedgft.data.table",
     "load": "fedgft.data.public",
