@@ -409,7 +409,7 @@ def test_the_wheel_fills_the_cache_for_the_other_data_sets(world, tmp_path, monk
 
 def test_every_file_comes_from_the_wheel_that_it_names(world, tmp_path, monkeypatch):
     """Files of two wheels come back in the order in which they were asked for."""
-    file, origin = world
+    _, origin = world
     origin.unlink()
     contents = {"a==1": b"of a", "b==2": b"of b"}
     files = [
