@@ -13,6 +13,7 @@ _MODULES = {
     "Progress": "fedgft.data.remote_files",
     "Roles": "fedgft.data.table",
     "from_frame": "fedgft.data.table",
+    "inject_bias": "fedgft.data.injected_bias",
     "load": "fedgft.data.public",
     "load_celeba": "fedgft.data.images",
     "load_images": "fedgft.data.images",

@@ -57,6 +57,7 @@ INNER_STREAM = 2
 TRAIN_ROWS_STREAM = 3
 TEST_ROWS_STREAM = 4
 WEIGHTS_STREAM = 5
+INJECTED_BIAS_STREAM = 6
 GAMMA_BOUNDS = (0.2, 0.8)  # of a client's number in "hetero", as in FedFACT
 MAX_REPEATS = 10  # most times as many rows that weights may make
 MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
