@@ -119,6 +119,10 @@ def _check_tables(options: Options) -> None:
     """Raise a `FedgftError` for lists without values, and for several tables that do not fit."""
     lists = {name: getattr(options, name) for name in ("data", "missing", *COLUMN_LISTS)}
     require_values(**lists)
+    require(
+        options.source != "acs",
+        "`data`: write a table of acs first (fedgft data get acs --out acs.parquet), and name it",
+    )
     if len(options.data) == 1:
         return
     for name in options.data:

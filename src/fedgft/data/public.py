@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgft.data import acs_income
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import suggest_name
 from fedgft.data.generated import PROBABILITY, make_loans, synthetic
@@ -242,9 +243,19 @@ SOURCES = {
 
 
 def prepared_frame(
-    name: str, *, folder: str | Path | None = None, on_progress: Progress = ignore_progress
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    year: int | None = None,
+    states: str | Sequence[str] = (),
+    on_progress: Progress = ignore_progress,
 ) -> pl.DataFrame:
-    """Return the raw columns, label and group included, as `fedgft data get --out` writes them."""
+    """Return the raw columns, label and group included, as `fedgft data get --out` writes them.
+
+    See `load` for the arguments.
+    """
+    if name == acs_income.NAME:
+        return acs_income.prepare_acs_income(year, states, on_progress=on_progress)[0]
     source = find_source(name)
     paths, _ = obtain(source.files, folder=folder, on_progress=on_progress)
     return source.prepare(paths)
@@ -253,7 +264,8 @@ def prepared_frame(
 def find_source(name: str) -> Source:
     """Return a public data set by its name."""
     if name not in SOURCES:
-        raise FedgftError(f"no data set '{name}'{suggest_name(name, list(SOURCES))}", kind="data")
+        hint = suggest_name(name, [*SOURCES, acs_income.NAME])
+        raise FedgftError(f"no data set '{name}'{hint}", kind="data")
     return SOURCES[name]
 
 
@@ -271,6 +283,8 @@ def load(
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
     folder: str | Path | None = None,
+    year: int | None = None,
+    states: str | Sequence[str] = (),
     on_progress: Progress = ignore_progress,
 ) -> Dataset:
     """Load a public data set, CSV or Parquet files, or a table in memory.
@@ -278,9 +292,9 @@ def load(
     Parameters
     ----------
     data
-        The name of a public data set ("adult", "compas", "law", "adult-hours", "compas-races"), or
-        of a generated one ("loans", "synthetic"); the path of a .csv or .parquet file, or a list of
-        several, one per client; or a pandas, polars or pyarrow table.
+        The name of a public data set ("adult", "compas", "law", "adult-hours", "compas-races",
+        "acs"), or of a generated one ("loans", "synthetic"); the path of a .csv or .parquet file,
+        or a list of several, one per client; or a pandas, polars or pyarrow table.
     label
         The column with the classes; needed for a file or a table. None (default): a public data set
         has its own.
@@ -309,6 +323,11 @@ def load(
     folder
         The folder with your own copies of a public data set's files; None (default): the
         environment variable FEDGFT_DATA, or a download.
+    year
+        The year of "acs", 2014 to 2023 except 2020; None (default): 2018.
+    states
+        The states of "acs", which are its clients: abbreviations such as ["CA", "NY"], or "all";
+        it has no default.
     on_progress
         Called during downloads with a description, how much is done and how much there is (None:
         not known); by default nothing is called.
@@ -359,17 +378,27 @@ def load(
     name = str(data)
     if not name.strip():
         raise FedgftError("`data` must name a data set or a .csv or .parquet file")
+    open_roles = ("group", "client", "keep_group")
+    if name == acs_income.NAME:
+        _refuse_roles(name, {key: v for key, v in roles.items() if key not in open_roles})
+        if folder is not None:
+            text = "`folder`: the data set 'acs' has none; FEDGFT_ACS names the place of its files"
+            raise FedgftError(text, kind="conflict")
+        chosen = {"group": group, "client": client, "keep_group": keep_group}
+        return acs_income.load_acs_income(year, states, **chosen, on_progress=on_progress)
+    for field, value in {"year": year, "states": states}.items():
+        if value not in (None, (), "", []):
+            raise FedgftError(f"`{field}`: only the data set 'acs' has it", kind="conflict")
     if name == "synthetic":
         _refuse_roles(name, roles)
         return synthetic()
     if name in SOURCES:
-        open_roles = ("group", "client", "keep_group")
         _refuse_roles(name, {key: v for key, v in roles.items() if key not in open_roles})
         source = replace(SOURCES[name], keep_group=keep_group or SOURCES[name].keep_group)
         return _load_public(source, group, client, folder=folder, on_progress=on_progress)
     if not Path(name).suffix and not Path(name).exists():
         problem = f"`data` '{name}' is neither a data set nor a .csv or .parquet file"
-        raise FedgftError(problem + suggest_name(name, [*SOURCES, "synthetic"]))
+        raise FedgftError(problem + suggest_name(name, [*SOURCES, acs_income.NAME, "synthetic"]))
     known = _make_roles(name, roles)
     return from_frame(read_frame(name), Path(name).stem, roles=known, source=name)
 
@@ -377,7 +406,7 @@ def load(
 def _load_several(paths: Sequence[str | Path], roles: dict[str, Any]) -> Dataset:
     """Read one file per client."""
     for path in paths:
-        if str(path) in (*SOURCES, "synthetic"):
+        if str(path) in (*SOURCES, acs_income.NAME, "synthetic"):
             text = f"'{path}' is a data set: name it alone, or only .csv and .parquet files"
             raise FedgftError(text, field="data")
     _make_roles(", ".join(map(str, paths)), roles)
