@@ -162,6 +162,19 @@ def test_names_of_codes(census):
     assert not set(table["RELP"]) & {"code 0"} and "reference person" in set(table["RELP"])
 
 
+def test_occupations_are_the_major_groups_of_the_dictionary():
+    """The last and the first codes of neighboring groups in the data dictionary of 2018."""
+    ends = (10, 440, 500, 750, 800, 960, 1005, 1240, 1305, 1560, 1600, 1980, 2001, 2060, 2100)
+    ends += (2180, 2205, 2555, 2600, 2920, 3000, 3550, 3601, 3655, 3700, 3960, 4000, 4160, 4200)
+    ends += (4255, 4330, 4655, 4700, 4965, 5000, 5940, 6005, 6130, 6200, 6765, 6800, 6950, 7000)
+    ends += (7640, 7700, 8990, 9005, 9760, 9800, 9830)
+    codes = pl.DataFrame({"OCCP": [*ends, 9920]})
+    expression = acs_income._name_ranges("OCCP", acs_income.OCCUPATIONS)
+    found = codes.select(expression)["OCCP"].to_list()
+    assert found[:-1:2] == found[1:-1:2]
+    assert found[::2] == list(acs_income.OCCUPATIONS.values())
+
+
 def test_relationship_has_another_column_from_2019_on(census):
     table, _ = acs_income.prepare_acs_income(2019, ["CA"])
     assert "RELSHIPP" in table.columns and "RELP" not in table.columns
@@ -343,8 +356,8 @@ def test_the_command_writes_one_table_that_reads_back(census, tmp_path, capsys):
         ("data get adult --states TX", "--states: only the data set 'acs' has it"),
         ("data get loans --year 2018", "--year: only the data set 'acs' has it"),
         ("data get acss", "did you mean 'acs'?"),
-        ("train --data acs", "fedgft data get acs"),
-        ("compare --data acs", "fedgft data get acs"),
+        pytest.param("train --data acs", "fedgft data get acs", marks=pytest.mark.slow),
+        pytest.param("compare --data acs", "fedgft data get acs", marks=pytest.mark.slow),
     ],
 )
 def test_commands_that_are_refused(census, capsys, words, text):

@@ -6,7 +6,7 @@ group is SEX, and RAC1P is the other one.
 
 Codes become names, so that reports can be read and a table reads back from CSV as it was. Three
 columns are amounts: AGEP, WKHP, and SCHL, whose codes 1 (none) to 24 (doctorate) are in order. Two
-columns have hundreds of codes, which would become hundreds of features:
+columns have hundreds of codes, which would become as many features:
 
 - OCCP becomes one of 26 major groups. The Census Bureau's codes are in order of these groups, so
   the first code of each group is enough, and the bounds hold for the codes of 2010 and of 2018.
