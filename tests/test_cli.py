@@ -441,7 +441,7 @@ def test_data_list(capsys):
     code, out, _ = run(capsys, "data", "list", "--json")
     assert code == 0
     found = {d["name"]: d for d in json.loads(out)}
-    assert set(found) == {*SOURCES, "celeba", "synthetic"}
+    assert set(found) == {*SOURCES, "acs", "celeba", "synthetic"}
     assert found["synthetic"]["rows"] is None
     _, out, _ = run(capsys, "data", "list")
     assert all(name in out for name in found) and "202,599" in out

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from fedgft.cli import main
-from fedgft.data import public as fetching
+from fedgft.data import remote_files as fetching
 from fedgft.data.image_cache import ImageCache
 from fedgft.errors import FedgftError
 from synthetic_images import write_celeba_folder

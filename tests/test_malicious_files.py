@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from fedgft.data import load_table
-from fedgft.data import public as fetching
+from fedgft.data import remote_files as fetching
 from fedgft.data.image_cache import LARGE_IMAGE_LOCK, decode, open_decoders
 from fedgft.errors import FedgftError
 from fedgft.resnet import read_weights

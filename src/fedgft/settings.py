@@ -50,7 +50,9 @@ BaseName = Literal[
     "fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad"
 ]
 ProtocolName = Literal["heldout", "paper"]
-PartitionName = Literal["dirichlet", "dirichlet-group", "iid", "pure", "column"]
+PartitionName = Literal[
+    "dirichlet", "dirichlet-group", "dirichlet-label", "hetero", "iid", "pure", "column"
+]
 Sampling = Literal["size", "uniform"]
 ModelName = Literal["logistic", "mlp", "trees", "resnet18"]
 Stem = Literal["imagenet", "small"]
@@ -240,8 +242,9 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "partition": _choice(
             PartitionName,
             "How rows are assigned to clients; dirichlet: by random shares of each group and "
-            "label; dirichlet-group: by random shares of each group; iid: evenly; pure: one "
-            "group per client; column: by the column that names the client",
+            "label; dirichlet-group or dirichlet-label: by random shares of each group or of each "
+            "label; hetero: clients differ in how group and label go together; iid: evenly; pure: "
+            "one group per client; column: by the column that names the client",
             unset="dirichlet; column where --client is given",
         ),
         "cohort": _count("Number of clients that take part per round", unset="all"),

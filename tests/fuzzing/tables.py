@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedgft.auditing import measure_file
 from fedgft.data import load_table
-from fedgft.data import public as fetching
+from fedgft.data import remote_files as fetching
 from fedgft.data.image_cache import ImageCache, decode, open_decoders
 from fedgft.data.images import load_celeba, load_images
 from fedgft.data.schema import describe_table

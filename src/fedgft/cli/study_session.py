@@ -102,16 +102,27 @@ def check_options(options: Options) -> None:
         kind="conflict",
     )
     require(
-        options.partition != "column" or options.client is not None,
+        options.partition != "column" or _names_clients(options),
         "`partition` column needs `client`, the column that names the client",
         kind="missing",
     )
+
+
+def _names_clients(options: Options) -> bool:
+    """Whether a column, the data set or the list of files says which client holds a row."""
+    source = SOURCES.get(options.source)
+    has_clients = source is not None and source.client is not None
+    return options.client is not None or has_clients or len(options.data) > 1
 
 
 def _check_tables(options: Options) -> None:
     """Raise a `FedgftError` for lists without values, and for several tables that do not fit."""
     lists = {name: getattr(options, name) for name in ("data", "missing", *COLUMN_LISTS)}
     require_values(**lists)
+    require(
+        options.source != "acs",
+        "`data`: write a table of acs first (fedgft data get acs --out acs.parquet), and name it",
+    )
     if len(options.data) == 1:
         return
     for name in options.data:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from fedgft.data.public import Progress
+from fedgft.data.remote_files import Progress
 from fedgft.errors import FedgftError, import_extra
 from fedgft.store import file_error, lock_file, open_private_file, parse_json
 

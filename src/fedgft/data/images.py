@@ -19,7 +19,7 @@ import numpy as np
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import as_text, data_error, get_column, suggest_name
 from fedgft.data.image_cache import NO_SUCH_FILE, ImageCache
-from fedgft.data.public import Progress, get_cache_folder, ignore_progress
+from fedgft.data.remote_files import Progress, get_cache_folder, ignore_progress
 from fedgft.data.table import (
     Roles,
     check_roles,

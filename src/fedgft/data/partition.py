@@ -10,16 +10,25 @@ A partition assigns each row to a client. For a cell of rows (one group, one lab
 shares are drawn from Dirichlet(alpha, ..., alpha), and the shuffled rows of the cell are cut at the
 running sums of the shares: the counts are those of the shares, without a second layer of sampling
 noise. "dirichlet-group" draws the shares for each group instead and rounds the counts by largest
-remainders, so that the label is independent of the client given the group. Every row goes to
-exactly one client, and no client is left empty. With a client column, each name in the column is a
-client in every replicate, even if it has no training rows.
+remainders, so that the label is independent of the client given the group; "dirichlet-label" does
+so for each label. "hetero" has no alpha: client k draws one number gamma_k ~ U[0.2, 0.8], and the
+cell of group i and label j is divided in proportion to
+
+    gamma_k  if i mod m = j mod m,   1 - gamma_k  otherwise,   m = min(groups, classes),
+
+rounded by largest remainders. With two groups and two classes, as in FedFACT, m = 2, and the first
+case is i = j: clients differ in how group and label go together. Rows without a recorded group are
+divided evenly.
+
+Every row goes to exactly one client, and no client is left empty. With a client column, each name
+in the column is a client in every replicate, even if it has no training rows.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -29,11 +38,18 @@ from fedgft.formatting import format_count
 from fedgft.settings import check_setting
 from fedgft.validation import check_choice, check_instance, check_integer, check_number
 
-PartitionKind = Literal["dirichlet", "dirichlet-group", "iid", "pure", "column"]
+PartitionKind = Literal[
+    "dirichlet", "dirichlet-group", "dirichlet-label", "hetero", "iid", "pure", "column"
+]
 TestRows = Literal["overlap", "disjoint"]
 Rng = np.random.Generator
-KINDS: tuple[PartitionKind, ...] = ("dirichlet", "dirichlet-group", "iid", "pure", "column")
-KINDS_WITH_ALPHA: tuple[PartitionKind, ...] = ("dirichlet", "dirichlet-group", "pure")
+KINDS: tuple[PartitionKind, ...] = get_args(PartitionKind)
+KINDS_WITH_ALPHA: tuple[PartitionKind, ...] = (
+    "dirichlet",
+    "dirichlet-group",
+    "dirichlet-label",
+    "pure",
+)
 # Numbers of the random streams, one per purpose.
 TEST_STREAM = 0
 PARTITION_STREAM = 1
@@ -41,6 +57,8 @@ INNER_STREAM = 2
 TRAIN_ROWS_STREAM = 3
 TEST_ROWS_STREAM = 4
 WEIGHTS_STREAM = 5
+INJECTED_BIAS_STREAM = 6
+GAMMA_BOUNDS = (0.2, 0.8)  # of a client's number in "hetero", as in FedFACT
 MAX_REPEATS = 10  # most times as many rows that weights may make
 MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
 MAX_ALPHA = 1e9  # beyond it, all shares are equal in floating point, and the draw would overflow
@@ -138,12 +156,15 @@ def partition(
         "dirichlet" (default): Dirichlet shares of every (group, label) cell, rows without a
         recorded group included; "dirichlet-group": Dirichlet shares of every group whatever the
         label, as in FairFed (Ezzeldin et al., AAAI 2023), with rows without a recorded group as one
-        more group; "iid": equal random parts; "pure": one group per client; "column": the clients
-        of the data set's client column, `keys` index its `client_names`.
+        more group; "dirichlet-label": Dirichlet shares of every label whatever the group; "hetero":
+        clients differ in how group and label go together, as in FedFACT (arXiv 2506.03777);
+        "iid": equal random parts; "pure": one group per client; "column": the clients of the data
+        set's client column, `keys` index its `client_names`.
     clients
         Number of clients (default: 10); "column" ignores it.
     alpha
-        Dirichlet concentration: 0.5 (default) is heterogeneous, 100 nearly even.
+        Dirichlet concentration: 0.5 (default) is heterogeneous, 100 nearly even; "hetero", "iid"
+        and "column" ignore it.
     seed
         Seed of the draws of test rows and clients (default: 0).
     test_share
@@ -201,8 +222,10 @@ def partition(
             owner = np.arange(len(rows)) % clients
         elif kind == "pure":
             owner = _deal_groups(dataset, rows, clients, alpha=alpha, rng=rng)
-        elif kind == "dirichlet-group":
-            cells = dataset.groups[rows]
+        elif kind == "hetero":
+            owner = _deal_by_agreement(dataset, rows, clients, rng=rng)
+        elif kind in ("dirichlet-group", "dirichlet-label"):
+            cells = (dataset.groups if kind == "dirichlet-group" else dataset.labels)[rows]
             owner = _deal(cells, clients, alpha=alpha, rng=rng, cut=_cut_by_remainders)
         else:
             cells = (dataset.groups[rows] + 1) * len(dataset.classes) + dataset.labels[rows]
@@ -230,6 +253,23 @@ def _deal_groups(
         labels = dataset.labels[rows[members]]
         owner[members] = ids[_deal(labels, len(ids), alpha=alpha, rng=rng)]
     return owner
+
+
+def _deal_by_agreement(dataset: Dataset, rows: np.ndarray, clients: int, *, rng: Rng) -> np.ndarray:
+    """Divide each cell of group and label by the numbers of the clients, see "hetero" above."""
+    gamma = rng.uniform(*GAMMA_BOUNDS, clients)
+    groups = dataset.groups[rows]
+    labels = dataset.labels[rows]
+    period = max(1, min(len(dataset.group_names), len(dataset.classes)))
+    agrees = groups % period == labels % period
+    cells = np.where(groups < 0, -1, groups * len(dataset.classes) + labels)
+    owner = np.empty(len(rows), np.int64)
+    for cell in np.unique(cells):
+        members = np.flatnonzero(cells == cell)
+        weights = gamma if agrees[members[0]] else 1 - gamma
+        weights = np.ones(clients) if cell < 0 else weights
+        owner[members] = _cut_by_remainders(weights / weights.sum(), len(members))
+    return _fill_empty_clients(owner, clients)
 
 
 def _draw(name: str, rows: np.ndarray, count: int | None, rng: Rng) -> np.ndarray:

