@@ -40,7 +40,7 @@ class LocalMomentum:
 
     metric: Metric
     target: float | np.ndarray = 0.0
-    alpha: float = 0.4
+    alpha: float = 0.05
     momentum: float = 0.5
     reads: tuple[str, ...] = ()
 

@@ -250,7 +250,7 @@ METHODS: dict[str, Method] = {
     "agnostic-fair": Method(
         "AgnosticFair", agnostic_fair, "lam", (), _ROUND_SUMS, 2.0, (0.5, 2.0, 8.0, 32.0)
     ),
-    "puffle": Method("PUFFLE", puffle, "target"),
+    "puffle": Method("PUFFLE", puffle, "target", grid=(0.0, 0.02, 0.05, 0.1)),
     "fairtrade": Method("FairTrade", fairtrade, "lam", default=20.0),
     "fade": Method("FADE", fade, "beta", (), _ROUND_SUMS, 1.0, (0.5, 1.0)),
     "ffalm": Method(

@@ -16,6 +16,7 @@ import numpy as np
 from fedgft.algorithms import Cohort, LocalResults
 from fedgft.algorithms.controller import Loop, damping
 from fedgft.algorithms.loss_rules import ClientReports
+from fedgft.engine.client_memory import estimate_sums, start_memory
 from fedgft.engine.client_reports import REPORTS
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.loop import TrainingLoop
@@ -106,8 +107,8 @@ class RoundLoop(TrainingLoop):
         if received_sums is not None:
             state = self.best_models.remember(state, cohort, received_sums, t)
             speed = self._speed(t) * self._damping(t)
-            update = algorithm.objective.update
-            penalties = update(state.objective, cohort, received_sums, speed=speed)
+            state, about, sums = self._estimate(state, cohort, received_sums)
+            penalties = algorithm.objective.update(state.objective, about, sums, speed=speed)
             state = replace(state, objective=penalties)
             if state.local is not None and own_sums is not None:
                 local = algorithm.objective.update_local(state.local, cohort, own_sums, speed=speed)
@@ -290,6 +291,22 @@ class RoundLoop(TrainingLoop):
         if has_buffers:
             params[:, trained:] = old_buffers + change
         return params, server
+
+    def _estimate(self, state: State, cohort: Cohort, sums: Sums) -> tuple[State, Cohort, Sums]:
+        """Return the sums that a target is compared with, and the clients that they are of.
+
+        They are those of the cohort; or, where clients are sampled, an estimate of the sums of all
+        clients from what each has sent last.
+        """
+        is_used = self.samples_clients and self.algorithm.objective.controllers
+        if not is_used or self.settings.noise:
+            return state, cohort, sums
+        memory = state.memory
+        if memory is None:
+            runs, clients = self.index.runs, self.index.num_clients
+            memory = start_memory(sums, runs=runs, clients=clients)
+        about, estimate = estimate_sums(memory, cohort, sums, self.clients.positions(cohort))
+        return replace(state, memory=memory), about, estimate
 
     def _collect(self, state: State, cohort: Cohort, sums: Sums, t: int) -> ClientReports:
         """Return what the cohort reports: its sums, and losses and histograms if a slot reads them.

@@ -9,6 +9,7 @@ from fedgft.algorithms import Cohort, Correction
 from fedgft.algorithms.controller import ControllerState
 from fedgft.algorithms.corrections import CorrectionState, LocalTraining
 from fedgft.algorithms.local_control import LocalState
+from fedgft.engine.client_memory import ClientMemory
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.plan import RowIndex
 from fedgft.errors import import_extra
@@ -64,6 +65,8 @@ class State:
         What the clients remember of their own gaps, changed in place; None without local targets.
     rules
         States of the loss rules.
+    memory
+        The last sums of each client, where clients are sampled and a gap has a target.
     best, runner_up
         The best model so far, and the model that forms the best mixture with it; see `select_best`.
     sums
@@ -79,6 +82,7 @@ class State:
     norms: ClientNorms | None = None
     local: tuple[LocalState, ...] | None = None
     rules: tuple[Any, ...] = ()
+    memory: ClientMemory | None = None
     best: CandidateModel | None = None
     runner_up: CandidateModel | None = None
     sums: Sums | None = None
@@ -244,6 +248,7 @@ PACKED_TYPES: dict[str, Any] = {  # `trees.boosting` adds its own
     kind.__name__: kind
     for kind in (
         CandidateModel,
+        ClientMemory,
         ControllerState,
         CorrectionState,
         LocalState,
