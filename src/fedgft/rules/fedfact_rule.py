@@ -58,9 +58,7 @@ class FedFactDual:
         T.
     """
 
-    def __init__(
-        self, rows: ClientRows, eta: np.ndarray, temperature: float = TEMPERATURE
-    ) -> None:
+    def __init__(self, rows: ClientRows, eta: np.ndarray, temperature: float = TEMPERATURE) -> None:
         self.rows = rows
         self.temperature = temperature
         self.eta = eta
