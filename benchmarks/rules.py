@@ -112,7 +112,7 @@ def drop_fields(data: Dataset, name: str) -> Dataset:
 def split(
     data: Dataset, clients: int, seed: int, *, alpha: float = 0.5, held_out: float = HELD_OUT
 ) -> Split:
-    """Deal all rows by a Dirichlet draw on the group; then each client holds out rows of its own."""
+    """Deal all rows by a Dirichlet draw on the group; then each client holds out its own share."""
     whole = fedgft.partition(
         data, "dirichlet-group", clients=clients, alpha=alpha, seed=seed, test_share=0
     )

@@ -8,7 +8,7 @@ all rows of site k for the rows of that site. With eta = (P(Y = 0 | x), P(Y = 1 
 about a person of group a at site k is
 
     h_k(x, a) = argmax over j: (M_k(a)^T eta)_j,
-    M_k(a) = I - (1 / p[a, k]) [ sum over u: lam_u D_u[a, k] + sum over u: mu_(k, u) D_(k, u)[a, k] ],
+    M_k(a) = I - (1 / p[a, k]) sum over u: (lam_u D_u[a, k] + mu_(k, u) D_(k, u)[a, k]),
 
 where lam_u = lam1_u - lam2_u. For statistical parity, u = (b, j) and all rows of column j of
 D_u[a, k] hold P(C = k | A = b) 1{a = b} - p[a, k], with p[a, k] = P(A = a, C = k); for equal

@@ -12,18 +12,20 @@ For equalized odds, lam and mu have a component for each label y, p[a] becomes P
 eta or 1 - eta multiplies the component. The multipliers minimize the sum over sites of
 
     H_c(lam, mu) = sum over a: mean over rows of (a, c): r(pi[a, c] F[a, c](eta))
-                   + delta_g |lam| / K + delta_l (mu1_c + mu2_c),   r(x) = log(1 + e^(beta x)) / beta.
+                   + delta_g |lam| / K + delta_l (mu1_c + mu2_c),
 
-In each round, site c multiplies mu_c by exp(-rate dH_c/dmu) 20 times, then makes 20 gradient steps
-in lam with five times the rate, and the server averages the sites' lam. Then mu_c makes 100 more
-steps with r(x) = max(0, x). Constants and starting values are those of the authors' code. Because
-lam is averaged, and H_c is the share of one site, lam moves by 1 / K of the gradient of the sum:
-with many sites, the rounds end far from the minimum.
+where K is the number of sites and r(x) = log(1 + e^(beta x)) / beta. In each round, site c
+multiplies mu_c by exp(-rate dH_c/dmu) 20 times, then makes 20 gradient steps in lam with five times
+the rate, and the server averages the sites' lam. Then mu_c makes 100 more steps with r(x) =
+max(0, x). Constants and starting values are those of the authors' code. Because lam is averaged,
+and H_c is the share of one site, lam moves by 1 / K of the gradient of the sum: with many sites,
+the rounds end far from the minimum.
 
 We depart from the authors' code, not from the paper, where it does not do what the paper says: its
 p[a] counts the rows of training and test as well, its inner steps add up the gradients of all
-earlier ones, its thresholds of group 1 use pi[0, c] in one place, and for equalized odds it
-restricts lam to positive numbers, never moves the second mu, and counts the last site only.
+earlier ones, a function of it (unused for statistical parity) divides mu_c by pi[0, c] for both
+groups, and for equalized odds it restricts lam to positive numbers, never moves the second mu, and
+counts the last site only.
 Without limits at the sites, mu is 0. If sites may not have rules of their own, the calibration is
 that of the group over all sites.
 """
