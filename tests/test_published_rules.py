@@ -495,7 +495,7 @@ def test_published_rules_are_methods_of_a_comparison(people: str, capsys) -> Non
     assert set(rows) == set(methods)
     for name in methods[1:]:
         assert rows[name]["gap_hard"] < 0.1 < rows["fedavg"]["gap_hard"]
-        assert rows[name]["accuracy"] > 0.7
+        assert rows[name]["accuracy"] > 0.65
     assert rows["cost-lp"]["gap_hard"] <= 0.03 + 1e-6
 
 

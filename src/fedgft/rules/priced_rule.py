@@ -233,12 +233,12 @@ class ClientRows:
             )
             for values in (decided[rows], mine)
         )
-        outcomes = [RuleOutcome.of(each, {}, Acceptance()) for each in (before, after)]
+        today, outcome = (RuleOutcome.of(each, {}, Acceptance()) for each in (before, after))
         view = tuple(range(len(attributes)))
         targets = [Target(m, view, limit) for m, limit in self.target.items()]
         targets += [Target(m, view, limit, is_local=True) for m, limit in self.local.items()]
-        expected = describe_outcome(RuleProblem(after, tuple(targets)), [view], *outcomes)
-        expected["local"] = expect_local_gaps(after, targets, *outcomes)
+        expected = describe_outcome(RuleProblem(after, tuple(targets)), [view], today, outcome)
+        expected["local"] = expect_local_gaps(after, targets, today, outcome)
         cells: dict[Cell, Acceptance] = {
             (None if site is None else after.sites[site], self.names[group]): acceptance
             for (site, group), acceptance in acceptances.items()
