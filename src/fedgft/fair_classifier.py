@@ -51,7 +51,7 @@ from fedgft.formatting import format_points
 from fedgft.metrics import get_metric
 from fedgft.models import Trees, get_model
 from fedgft.rules.decision_rule import DecisionRule, load_rule
-from fedgft.rules.federation_rule import RULE_KINDS, RuleKind, fit_rule
+from fedgft.rules.federation_rule import OWN_KINDS, OwnKind, fit_rule
 from fedgft.settings import TARGET_TOLERANCE, check_settings
 from fedgft.site_sums import COUNT, SCORES, MeasurementSpec, SiteSums, SiteTables
 from fedgft.study.protocol import Protocol, get_protocol
@@ -482,7 +482,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         """Raise a `FedgftError` for a rule that cannot be fitted."""
         if self.postprocess is None:
             return
-        check_choice("postprocess", self.postprocess, RULE_KINDS)
+        check_choice("postprocess", self.postprocess, OWN_KINDS)
         if len(classes) != 2:
             text = f"decides between two classes, y has {len(classes)}"
             raise FedgftError(text, field="postprocess", kind="unsupported")
@@ -504,7 +504,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         rule = fit_rule(
             federation,
             fitted[:, 1],
-            cast("RuleKind", self.postprocess),
+            cast("OwnKind", self.postprocess),
             target=dict.fromkeys(parts, self.target),
             row_groups=(groups.attributes, groups.cells, groups.cell_codes),
         )

@@ -48,7 +48,8 @@ def compare(
     methods
         fedavg, lrw, lft, fairfed, fedgft (as published), fedgft-control (a target for decisions);
         FedAvg with a decision rule for --target: thresholds (by group), blind (without the group),
-        derived (decisions changed by a coin).
+        derived (decisions changed by a coin); published rules, which use the group: logofair,
+        fedfact-post, cost-lp.
     metrics
         sp, eop, eo, predictive-parity, acc, fpr, or weighted sums such as sp+0.5*eop.
     alpha

@@ -73,7 +73,8 @@ def frontier(
         sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     methods
         lrw, fairfed, lft, fedgft, fedgft-control; FedAvg with a decision rule: thresholds (by
-        group), blind (without the group), derived (decisions changed by a coin).
+        group), blind (without the group), derived (decisions changed by a coin); published rules,
+        which use the group: logofair, fedfact-post, cost-lp.
     alpha
         How evenly rows are dealt to simulated clients: 0.5 is very uneven, 100 nearly even.
     points

@@ -142,7 +142,18 @@ Pairs = Annotated[list[str] | None, Some, Parameter(name="--set")]  # see `parse
 MetricName = str  # a name of the catalog, or a weighted sum of names: get_metric reads it
 Method = Annotated[MethodName, Parameter(converter=read_choice)]
 ComparedName = Literal[
-    "fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control", "thresholds", "blind", "derived"
+    "fedavg",
+    "lrw",
+    "lft",
+    "fairfed",
+    "fedgft",
+    "fedgft-control",
+    "thresholds",
+    "blind",
+    "derived",
+    "logofair",
+    "fedfact-post",
+    "cost-lp",
 ]
 Methods = Annotated[tuple[ComparedName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]

@@ -202,8 +202,11 @@ def find_rule(
         },
         expected={
             **describe_outcome(problem, views, RuleOutcome.today(counts), outcome, shrinkage),
-            "local": _expect_local_gaps(
-                by_site, targets, RuleOutcome.of(by_site, fitted.acceptances, unrecorded)
+            "local": expect_local_gaps(
+                by_site,
+                targets,
+                RuleOutcome.today(by_site),
+                RuleOutcome.of(by_site, fitted.acceptances, unrecorded),
             ),
         },
     )
@@ -263,14 +266,13 @@ def describe_outcome(
     return found
 
 
-def _expect_local_gaps(
-    counts: RuleCounts, targets: Sequence[Target], outcome: RuleOutcome
+def expect_local_gaps(
+    counts: RuleCounts, targets: Sequence[Target], before: RuleOutcome, outcome: RuleOutcome
 ) -> list[dict[str, Any]]:
     """Return the largest gap of any site by metric, before and after, where sites are known.
 
     With noise on the counts, only metrics with a local target are listed.
     """
-    before = RuleOutcome.today(counts)
     limited = [target for target in targets if target.is_local]
     found = [_expect_local(counts, target, target.limit, before, outcome) for target in limited]
     if len(counts.sites) < 2 or counts.noise is not None:

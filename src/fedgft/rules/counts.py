@@ -362,9 +362,7 @@ def count_federation(
     sites = (ALL_SITES,)
     if by_site:
         site = np.repeat(np.arange(federation.num_clients), federation.sizes)
-        sites = tuple(f"client {k}" for k in range(federation.num_clients))
-        if data.client_names:
-            sites = tuple(data.client_names[int(k)] for k in federation.keys)
+        sites = name_clients(federation)
     shape = (len(sites), len(groups), 2, bins)
     flat = np.ravel_multi_index((site, places, data.labels[rows], at), shape)
     counts = np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape).astype(float)
@@ -381,6 +379,13 @@ def count_federation(
         shifts=None,
         digests={},
     )
+
+
+def name_clients(federation: Federation) -> tuple[str, ...]:
+    """Return the names of the clients as sites."""
+    if names := federation.dataset.client_names:
+        return tuple(names[int(k)] for k in federation.keys)
+    return tuple(f"client {k}" for k in range(federation.num_clients))
 
 
 def effective_rows(rate: Value, variance: Value) -> Value:

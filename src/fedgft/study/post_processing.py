@@ -1,7 +1,8 @@
 """Decision rules in studies: FedAvg's scores with a rule that keeps a target.
 
 The rule of each replicate is fitted on its clients' rows and judged on its test rows, as a trained
-model is. A randomized rule counts each row with its probability of a positive decision.
+model is. A randomized rule counts each row with its probability of a positive decision. Test rows
+are of no client, so a rule by client counts them with the mean of the clients' rules.
 """
 
 from collections.abc import Sequence
@@ -15,18 +16,20 @@ from fedgft.data.dataset import Federation
 from fedgft.engine import predict_proba
 from fedgft.engine.select_best import GAP_TOLERANCE
 from fedgft.errors import FedgftError
-from fedgft.formatting import format_points
+from fedgft.formatting import format_points, join_names
 from fedgft.metrics import Metric
 from fedgft.metrics.functions import is_collapsed
 from fedgft.rules.blind import find_group_columns
+from fedgft.rules.counts import name_clients
 from fedgft.rules.decision_rule import DecisionRule
-from fedgft.rules.federation_rule import FIXED_KEY, RULE_KINDS, RuleKind, fit_rule
+from fedgft.rules.federation_rule import FIXED_KEY, RULE_KINDS, RuleKind, fit_rule, merge_sites
 from fedgft.study.results import GAP_OF, Row, cell_columns, decision_columns, mean_sd, measure, row
 from fedgft.study.study import Result, Study
 from fedgft.sums import Sums, stack
 
 RULE_METHODS = RULE_KINDS
-"FedAvg with a decision rule: thresholds by group, a group-blind rule, derived decisions."
+"FedAvg with a decision rule: our kinds, and published ones."
+LINEAR = {"logofair", "fedfact-post"}  # which take no difference of accuracies
 SumsPair = tuple[Sums, Sums]  # over the clients' rows, over the test rows
 
 
@@ -43,6 +46,13 @@ def check_rules(study: Study, metric: Metric, methods: Sequence[str]) -> None:
     improper = [part.name for part in parts if not part.proper()]
     if improper and (len(parts) > 1 or wanted != ["thresholds"]):
         text = f"{wanted[-1]} takes sp, eop, eo, fpr and acc, not {improper[0]}"
+        raise FedgftError(text, field="methods", kind="unsupported")
+    if linear := [name for name in wanted if name in LINEAR and "acc" in {p.name for p in parts}]:
+        text = f"{linear[0]} takes sp, eop, eo and fpr, not acc"
+        raise FedgftError(text, field="methods", kind="unsupported")
+    if "logofair" in wanted and len(data.group_names) != 2:
+        text = f"logofair takes two groups, these rows have {len(data.group_names)}"
+        text += f" ({join_names(data.group_names)}); fedfact-post takes any number"
         raise FedgftError(text, field="methods", kind="unsupported")
     if "blind" not in wanted:
         return
@@ -96,10 +106,13 @@ def apply_rules(
                 target=dict.fromkeys(parts, target),
                 key=FIXED_KEY,
             )
+            anywhere = rule
+            if rule.per_site:
+                anywhere = merge_sites(rule, federation, fitted >= 0.5)
             pairs.append(
                 (
                     _count(federation, federation.rows, rule, fitted),
-                    _count(federation, federation.test, rule, scores),
+                    _count(federation, federation.test, anywhere, scores),
                 )
             )
         runs.append(pairs)
@@ -144,8 +157,14 @@ def describe_rule_row(found: Row) -> str:
 def _count(
     federation: Federation, rows: np.ndarray, rule: DecisionRule, scores: np.ndarray
 ) -> Sums:
-    """The sums of decisions about some rows, each with its probability; there are no scores."""
+    """The sums of decisions about some rows, each with its probability; there are no scores.
+
+    If the rule differs by site, the rows are all clients' rows.
+    """
     data = federation.dataset
+    sites = None
+    if rule.per_site:
+        sites = np.repeat(name_clients(federation), federation.sizes).tolist()
     if rule.is_blind:
         features = data.features[rows].astype(np.float64)
         if data.center is not None and data.scale is not None:
@@ -154,7 +173,7 @@ def _count(
     else:
         names = np.array([*data.group_names, None], object)[data.groups[rows]]
         given = scores[rows] if rule.reads == "score" else scores[rows] >= 0.5
-        positive = rule.probabilities(given, {"group": names.tolist()})
+        positive = rule.probabilities(given, {"group": names.tolist()}, sites=sites)
     probs = np.stack((1 - positive, positive), 1)
     sums = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
     return _sums_of_decisions(sums.score)
