@@ -1,3 +1,4 @@
+"""The benchmark: tracks, methods, results sent in from outside, and the board that compares them.
 
 Everything is computed from decisions per row: whatever made them, they are scored alike.
 """
