@@ -10,6 +10,8 @@ _MODULES = {
     "Track": "fedgft.bench.tracks",
     "TrackSplit": "fedgft.bench.tracks",
     "get_track": "fedgft.bench.tracks",
+    "read_submission": "fedgft.bench.submissions",
+    "score_submission": "fedgft.bench.submissions",
 }
 __all__ = list(_MODULES)
 __getattr__ = import_on_use(__name__, _MODULES)
