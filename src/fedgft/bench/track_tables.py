@@ -24,7 +24,7 @@ else:
 README = """# The rows of {name}, version {version}
 
 `{table}`: {rows:,} rows in the order of their number, `row`.
-`label` is 1 for {positive}; `group` names the group, and all other columns are features, not scaled.
+`label` is 1 for {positive}; `group` names the group, all other columns are features, not scaled.
 `{parts}`: for each `seed`, the `site` of a row and its `part`: train, inner or test.
 Train per seed on `train` rows, choose settings on `inner` rows, and decide about `test` rows.
 Labels of test rows are there for your own analysis: do not train or choose with them.
