@@ -12,6 +12,7 @@ from fedgft.data.dataset import Dataset
 from fedgft.data.generated import synthetic
 from fedgft.errors import FedgftError
 from fedgft.rules.blind import find_group_columns
+from synthetic_images import write_celeba_folder
 
 SHEET = Datasheet("generated", "none", "a row", "one", "two", "three", ())
 PROTECTED = {
@@ -19,6 +20,7 @@ PROTECTED = {
     "adult-race": ("race",),
     "adult-race-sex": ("race", "sex"),
     "compas-race": ("race", "African-American"),
+    "law-race": ("race",),
 }
 
 
@@ -48,8 +50,12 @@ def obtain(name: str) -> Track:
 def test_a_track_comes_out_as_its_version_says(name):
     """If this fails, give the track a new version together with its new checksum."""
     track = obtain(name)
+    if not track.is_fetched and not track.sha256:
+        pytest.skip(f"{name} has no checksum yet")
     assert track.checksum() == track.sha256
     track.check()
+    if track.kind == "column":
+        assert len(track.load().client_names) == track.clients
 
 
 @pytest.mark.slow
@@ -64,7 +70,7 @@ def test_no_feature_tells_the_group(name):
 
 @pytest.mark.slow
 def test_groups_are_those_that_the_name_says():
-    names = {name: obtain(name).load().group_names for name in PROTECTED}
+    names = {name: obtain(name).load().group_names for name in PROTECTED if name != "law-race"}
     assert names["adult-sex"] == ("Female", "Male")
     assert names["adult-race"] == ("Non-white", "White")
     assert len(names["adult-race-sex"]) == 4
@@ -154,6 +160,30 @@ def test_a_change_of_the_rows_changes_the_checksum(change):
 @pytest.mark.parametrize("change", [{"alpha": 0.6}, {"test_share": 0.2}, {"inner_share": 0.3}])
 def test_a_change_of_the_splits_changes_the_checksum(change):
     assert make_track().checksum() != make_track(**change).checksum()
+
+
+def test_rows_that_are_not_here_are_an_error_of_one_line(monkeypatch, tmp_path):
+    monkeypatch.delenv("FEDGFT_DATA", raising=False)
+    with pytest.raises(FedgftError, match="folder that the variable FEDGFT_DATA names") as error:
+        get_track("celeba-smiling").load()
+    assert "\n" not in str(error.value) and error.value.kind == "file"
+    monkeypatch.setenv("FEDGFT_DATA", str(tmp_path))
+    with pytest.raises(FedgftError, match="a folder celeba"):
+        get_track("celeba-smiling").load()
+
+
+def test_pictures_of_the_user_become_a_track(monkeypatch, tmp_path):
+    pytest.importorskip("PIL", reason="needs: pip install 'fedgft[images]'")
+    write_celeba_folder(tmp_path / "celeba", rows=60)
+    monkeypatch.setenv("FEDGFT_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    track = replace(get_track("celeba-smiling"), clients=2, seeds=2)
+    track = replace(track, read=track.read.__wrapped__)  # not kept for other tests
+    split = track.split(0)
+    data = track.load()
+    assert data.images and data.test is None and data.group_names == ("not Male", "Male")
+    assert len(split.owner) == len(data) and count_track(track)["features"] == 0
+    assert build_table(track).columns == ["row", "label", "group"]
 
 
 def test_a_track_that_comes_out_differently_is_refused():

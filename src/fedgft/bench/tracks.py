@@ -10,14 +10,18 @@ so that methods that must not see the group and methods that may have the same f
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
+from fedgft.bench.datasheets import ACS, ADULT, CELEBA, COMPAS, LAW, Datasheet
 from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.encode import suggest_name
+from fedgft.data.images import load_celeba
 from fedgft.data.partition import PartitionKind, make_rng, partition
 from fedgft.data.public import SOURCES, load
 from fedgft.errors import FedgftError
@@ -25,6 +29,7 @@ from fedgft.errors import FedgftError
 PARTS = ("train", "inner", "test")
 TRAIN, INNER, TEST = range(3)
 BENCH_STREAM = 16  # number of the random stream that divides the rows of a site
+VARIABLE = "FEDGFT_DATA"  # names the folder with the user's own copies
 COMPAS_PAIR = ("African-American", "Caucasian")
 
 
@@ -80,31 +85,6 @@ class TrackSplit:
 
 
 @dataclass(frozen=True)
-class Datasheet:
-    """Where the rows of a track come from, and what is known to be wrong with them.
-
-    Parameters
-    ----------
-    source, license
-        Where the table comes from, and its license.
-    row, label, groups
-        What a row is, what the positive class is, and how the groups are defined.
-    sites
-        How rows get their site.
-    problems
-        Known problems, one sentence each.
-    """
-
-    source: str
-    license: str
-    row: str
-    label: str
-    groups: str
-    sites: str
-    problems: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Track:
     """One frozen task of the benchmark.
 
@@ -118,7 +98,7 @@ class Track:
     sheet
         The datasheet.
     sha256
-        What `checksum` returns for this version; empty if the rows are not public.
+        What `checksum` returns for this version; empty: not recorded yet.
     kind, clients, alpha
         How rows are dealt to sites, see `fedgft.partition`; "column": the data name the sites.
     seeds
@@ -129,6 +109,8 @@ class Track:
         Share of inner rows among the other rows of each site.
     metrics
         The metrics that are scored.
+    is_fetched
+        Whether the rows are downloaded when they are needed; otherwise the user provides them.
     """
 
     name: str
@@ -144,6 +126,7 @@ class Track:
     test_share: float = 0.3
     inner_share: float = 0.25
     metrics: tuple[str, ...] = ("sp", "eop", "eo")
+    is_fetched: bool = True
 
     def load(self) -> Dataset:
         """Return the rows. They are read once per process."""
@@ -262,20 +245,17 @@ def _read_public(name: str) -> Dataset:
     return _drop_fields(data, source.group) if source.keep_group else data
 
 
-ADULT_PROBLEMS = (
-    "The incomes are of 1994, and the threshold of 50,000 dollars splits men and women unequally.",
-    "The column relationship has the levels Husband and Wife: it nearly tells the sex.",
-    "Rows are weighted in the census; the weights are left out: rates are not the nation's.",
-)
-_ADULT = Datasheet(
-    source="UCI Adult, both files (Becker and Kohavi, 1996)",
-    license="CC BY 4.0",
-    row="a person of the 1994 census of the United States",
-    label="income above 50,000 dollars",
-    groups="",
-    sites="5, dealt by a Dirichlet draw of 0.5 per group",
-    problems=ADULT_PROBLEMS,
-)
+@lru_cache
+def _read_celeba() -> Dataset:
+    """Return CelebA from the user's folder, without its division into parts."""
+    home = os.environ.get(VARIABLE)
+    folder = Path(home or "") / "celeba"
+    if not home or not folder.is_dir():
+        text = "pictures of CelebA are not downloaded: put them into a folder celeba inside the "
+        raise FedgftError(f"{text}folder that the variable {VARIABLE} names", kind="file")
+    return replace(load_celeba(folder), test=None)
+
+
 TRACKS = {
     track.name: track
     for track in (
@@ -283,42 +263,62 @@ TRACKS = {
             name="adult-sex",
             version=1,
             title="Adult by sex",
-            sha256="d2ff101cad8f281d9bf97141f573a368a6d5686fda8d9ebda6682c4be8c285a8",
             read=lambda: _read_adult("sex"),
-            sheet=replace(_ADULT, groups="sex as recorded; the column is no feature"),
+            sheet=replace(ADULT, groups="sex as recorded; the column is no feature"),
+            sha256="d2ff101cad8f281d9bf97141f573a368a6d5686fda8d9ebda6682c4be8c285a8",
         ),
         Track(
             name="adult-race",
             version=1,
             title="Adult by race",
-            sha256="a1af9b5451ad1fefa7c8c3da323430f5fc70b8f3fa9993bdd8e8ec6b44a45981",
             read=lambda: _read_adult("race"),
-            sheet=replace(_ADULT, groups="race, White or not; the column is no feature"),
+            sheet=replace(ADULT, groups="race, White or not; the column is no feature"),
+            sha256="a1af9b5451ad1fefa7c8c3da323430f5fc70b8f3fa9993bdd8e8ec6b44a45981",
         ),
         Track(
             name="adult-race-sex",
             version=1,
             title="Adult by race and sex",
-            sha256="e52426cebb6ab7355071450ea8d534363c8fbdd0449a2969a49984bbeeff6f73",
             read=lambda: _read_adult("race,sex"),
-            sheet=replace(_ADULT, groups="race and sex combined; neither is a feature"),
+            sheet=replace(ADULT, groups="race and sex combined; neither is a feature"),
+            sha256="e52426cebb6ab7355071450ea8d534363c8fbdd0449a2969a49984bbeeff6f73",
         ),
         Track(
             name="compas-race",
             version=1,
             title="COMPAS by race",
-            sha256="7e1848ec7de3dc6f84e0345e7aa468e3afe308038f63293bd36e6b33e7a402a5",
             read=_read_compas,
+            sheet=COMPAS,
+            sha256="7e1848ec7de3dc6f84e0345e7aa468e3afe308038f63293bd36e6b33e7a402a5",
             clients=2,
-            sheet=Datasheet(
-                source="ProPublica's COMPAS file of two-year recidivism, after ProPublica's filter",
-                license="public records, no license stated",
-                row="a defendant of Broward County, Florida, 2013 and 2014",
-                label="a new offense within two years",
-                groups="African-American and Caucasian, the two largest; the race is no feature",
-                sites="2, dealt by a Dirichlet draw of 0.5 per group (FedFACT's protocol)",
-                problems=(),
-            ),
+        ),
+        Track(
+            name="law-race",
+            version=1,
+            title="Law School by race",
+            read=lambda: _read_public("law"),
+            sheet=LAW,
+            sha256="e674b61bd9e1490fc722a22beb0b165275d5227c44a794563100a25d46340bcf",
+            kind="column",
+            clients=10,
+        ),
+        Track(
+            name="acs-income",
+            version=1,
+            title="Incomes by sex, states",
+            read=lambda: _read_public("acs"),
+            sheet=ACS,
+            kind="column",
+            clients=51,
+            is_fetched=False,
+        ),
+        Track(
+            name="celeba-smiling",
+            version=1,
+            title="Smiles by sex",
+            read=_read_celeba,
+            sheet=CELEBA,
+            is_fetched=False,
         ),
     )
 }
