@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
 from fedgft.algorithms import Algorithm
 from fedgft.algorithms.controller import TargetMissedWarning
-from fedgft.bench.choices import choose_candidates
+from fedgft.bench.choices import InnerRows
 from fedgft.bench.entrants import REFERENCE, Entrant
 from fedgft.bench.scores import Outcome, OutcomeCounter, count_decisions, stack_outcomes
 from fedgft.bench.tracks import Track, TrackSplit
@@ -270,7 +270,7 @@ def _run_method(
         on_progress,
     )
     outcome = _count_models(found, params.reshape(copies, seeds, -1))
-    chosen = grid[choose_candidates(outcome, metric, UNSEEN_TARGET)]
+    chosen = grid[InnerRows.of(outcome, metric).choose(UNSEEN_TARGET)]
     sent = _count_bytes(found, algorithm, base)
     made = replace(empty, outcome=outcome, seconds=seconds, bytes_sent=sent)
     try:
@@ -313,7 +313,7 @@ def _run_rule(
         pairs = list(pool.map(fit, range(len(found.splits))))
         outcome = stack_outcomes([each for each, _ in pairs])
         outcome = outcome.map(lambda array: np.swapaxes(array, 0, 1))
-        chosen = np.array(entrant.grid)[choose_candidates(outcome, metric, UNSEEN_TARGET)]
+        chosen = np.array(entrant.grid)[InnerRows.of(outcome, metric).choose(UNSEEN_TARGET)]
         unseen = list(pool.map(fit_unseen, range(len(found.unseen))))
     seconds = float(np.mean([taken for _, taken in pairs])) / len(entrant.grid)
     return replace(
