@@ -9,7 +9,7 @@ anew; its cells lie beside the old ones, and the board shows those of `bench.jso
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import groupby
@@ -160,7 +160,20 @@ class BenchPlan:
         }
 
 
-def run_bench(plan: BenchPlan, folder: Path, on_progress: OnProgress) -> list[str]:
+def check_track(track: Track) -> None:
+    """Raise a `FedgftError` if the methods of the library cannot be run on a track here."""
+    if track.load().images:
+        text = f"{track.name}: the methods here train linear models on tables, not on images"
+        raise FedgftError(f"{text}; `fedgft bench score` takes decisions", kind="unsupported")
+
+
+def run_bench(
+    plan: BenchPlan,
+    folder: Path,
+    on_progress: OnProgress,
+    *,
+    skipped: Mapping[str, str] | None = None,
+) -> list[str]:
     """Run the cells of a plan that are not finished yet; return their names.
 
     Parameters
@@ -171,10 +184,14 @@ def run_bench(plan: BenchPlan, folder: Path, on_progress: OnProgress) -> list[st
         Where the cells are. An interrupted run resumes.
     on_progress
         Called with a description and the number of run-rounds since the last call.
+    skipped
+        Tracks that were left out, and why; the pages say it.
     """
     done = []
+    for track in plan.tracks:
+        check_track(track)
     with open_folder(folder):
-        about = _add_earlier(plan.describe(), folder)
+        about = _add_earlier(plan.describe() | {"skipped": dict(skipped or {})}, folder)
         _write_manifest(folder, about)
         cache = ResultCache(folder / CELLS)
         for track, cells in groupby(plan.own_cells, key=lambda cell: cell.track):
@@ -258,6 +275,7 @@ def join_manifests(first: dict[str, Any], second: dict[str, Any]) -> dict[str, A
     }
     methods = list(dict.fromkeys([*first["methods"], *second["methods"]]))
     joined = {name: {**first[name], **second[name]} for name in ("tracks", "titles", "skipped")}
+    joined["skipped"] = {n: why for n, why in joined["skipped"].items() if n not in metrics}
     return {**second, **joined, "metrics": metrics, "methods": methods}
 
 

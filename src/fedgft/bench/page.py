@@ -7,7 +7,7 @@ time, and equal cells give equal pages.
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -67,8 +67,18 @@ LEAD = (
 )
 
 
-def write_board(folder: Path) -> list[Path]:
-    """Make all pages of a folder from its cells; return their paths.
+@dataclass(frozen=True)
+class Board:
+    """What stands on the pages of a folder: all scores, the overview, notes, and the files."""
+
+    scores: list[Score]
+    overview: list[Table]
+    notes: list[str]
+    paths: list[Path]
+
+
+def write_board(folder: Path) -> Board:
+    """Make all pages of a folder from its cells.
 
     Parameters
     ----------
@@ -104,7 +114,7 @@ def write_board(folder: Path) -> list[Path]:
             picture=_embed,
         )
         paths.append(_write(folder / "index.html", page))
-    return paths
+    return Board(scores, overview, notes, paths)
 
 
 def list_notes(about: dict[str, Any], cells: Sequence[Cell]) -> list[str]:
