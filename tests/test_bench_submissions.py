@@ -87,7 +87,8 @@ def test_a_submission_has_the_numbers_of_fairlearn(tmp_path, track, ending):
             local[name].append(max(difference(y[s], d[s], sensitive_features=g[s]) for s in usable))
     found = score.summarize()
     assert found["accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-12)
-    assert found["accuracy_se"] == pytest.approx(np.std(accuracies, ddof=1) / np.sqrt(2))
+    half = 12.706 * np.std(accuracies, ddof=1) / np.sqrt(2)  # Student's t of one degree of freedom
+    assert found["accuracy_high"] - found["accuracy"] == pytest.approx(half, rel=1e-4)
     assert found["seeds"] == found["seeds_of_track"] == 2
     for name in DIFFERENCES:
         each = found["metrics"][name]
@@ -165,7 +166,7 @@ def test_a_preliminary_submission_has_the_first_seeds_only(tmp_path, track):
     assert "tiny, seed 1: no rows; the seed is missing" in refusal(tmp_path / "first.csv")
     (score,) = score_submission(read_submission(tmp_path / "first.csv", seeds=1))
     found = score.summarize()
-    assert (found["seeds"], found["seeds_of_track"], found["accuracy_se"]) == (1, 2, None)
+    assert (found["seeds"], found["seeds_of_track"], found["accuracy_low"]) == (1, 2, None)
     made.to_csv(tmp_path / "all.csv", index=False)
     assert "seed 1: the file must hold seeds 0 to 0" in refusal(tmp_path / "all.csv", seeds=1)
 

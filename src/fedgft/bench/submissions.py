@@ -8,13 +8,13 @@ and no other rows. In a Parquet file, the version may be in the metadata instead
 A file that breaks a rule is refused as a whole: nothing is guessed and nothing is left out.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from fedgft.bench.scoreboard import mean_interval
 from fedgft.bench.scores import Outcome, OutcomeCounter, stack_outcomes
 from fedgft.bench.tracks import PARTS, TEST, TRACKS, Track
 from fedgft.data.encode import data_error, suggest_name
@@ -73,10 +73,10 @@ class TrackScore:
     outcome: Outcome
 
     def summarize(self) -> dict[str, Any]:
-        """Return the numbers as plain values: means over seeds, with intervals of the means.
+        """Return the numbers as plain values: means over seeds, with their 95% intervals.
 
-        Each metric has its gap, the mean 95% interval of the gap of one seed, the noise floor and
-        the largest gap of one site. None: not estimable in any seed.
+        Each metric has the gap, the noise floor, and the largest gap of one site. None: a seed has
+        no value (a group without rows), or there is one seed only, which has no interval.
         """
         accuracy = np.asarray(self.outcome.accuracy("test"), dtype=float)
         found: dict[str, Any] = {
@@ -84,20 +84,15 @@ class TrackScore:
             "version": self.track.version,
             "seeds": len(accuracy),
             "seeds_of_track": self.track.seeds,
-            "accuracy": _mean(accuracy),
-            "accuracy_se": _standard_error(accuracy),
+            **_name_ends("accuracy", accuracy),
             "metrics": {},
         }
         for name in self.track.metrics:
             metric = get_metric(name)
             gap = np.asarray(self.outcome.gap(metric, "test"), dtype=float)
-            low, high = self.outcome.interval(metric, "test")
             found["metrics"][name] = {
-                "gap": _mean(gap),
-                "gap_se": _standard_error(gap),
-                "gap_low": _mean(low),
-                "gap_high": _mean(high),
-                "floor": _mean(self.outcome.floor(metric, "test")),
+                **_name_ends("gap", gap),
+                "floor": mean_interval(np.asarray(self.outcome.floor(metric, "test")))[0],
                 "local_gap": _mean(self.outcome.local_gap(metric)),
             }
         return found
@@ -334,15 +329,14 @@ def _read_decisions(table: _Table, mine: np.ndarray, value: str) -> np.ndarray:
     return (numbers >= THRESHOLD).astype(float)
 
 
+def _name_ends(name: str, values: np.ndarray) -> dict[str, float | None]:
+    """Return the mean over seeds and its 95% interval, by name."""
+    ends = mean_interval(values)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
 def _mean(values: Any) -> float | None:
     """Return the mean of the numbers that are estimable, or None without any."""
     known = np.asarray(values, dtype=float)
     known = known[np.isfinite(known)]
     return float(known.mean()) if len(known) else None
-
-
-def _standard_error(values: Sequence[float] | np.ndarray) -> float | None:
-    """Return the standard error of the mean over seeds; None for fewer than two."""
-    known = np.asarray(values, dtype=float)
-    known = known[np.isfinite(known)]
-    return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else None

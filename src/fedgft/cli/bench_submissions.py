@@ -1,25 +1,26 @@
 """`fedgft bench tracks`, `rows` and `score`: what somebody from outside needs to take part."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from fedgft.cli import console
 from fedgft.cli.console import note, paragraph, print_json, print_table, wrote
 from fedgft.cli.options import Flag, Place, Whole
-from fedgft.errors import LazyModule
-from fedgft.formatting import Table, format_interval, format_points
+from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import DASH, Table, format_interval, format_points
 
 if TYPE_CHECKING:
     from fedgft.bench.tracks import Track
 
 json_text = LazyModule("json")
+standings = LazyModule("fedgft.bench.standings")
 submissions = LazyModule("fedgft.bench.submissions")
 track_tables = LazyModule("fedgft.bench.track_tables")
 tracks_module = LazyModule("fedgft.bench.tracks")
 store = LazyModule("fedgft.store")
-METRIC_NAMES = {"sp": "statistical parity", "eop": "equal opportunity", "eo": "equalized odds"}
 
 
 def tracks(name: str | None = None, /, *, json: Annotated[bool, Flag] = False) -> None:
@@ -41,11 +42,11 @@ def tracks(name: str | None = None, /, *, json: Annotated[bool, Flag] = False) -
     """
     if name is not None:
         track = tracks_module.get_track(name)
-        sheet = {**_describe(track), "counts": track_tables.count_track(track)}
+        counts = _count(track)
         if json:
-            print_json(sheet)
+            print_json({**_describe(track), "counts": counts})
         else:
-            _print_sheet(track, sheet["counts"])
+            _print_sheet(track, counts)
         return
     known = list(tracks_module.TRACKS.values())
     if json:
@@ -88,6 +89,8 @@ def score(
     submission: Place,
     /,
     *,
+    board: Place | None = None,
+    league: Literal["blind", "aware"] = "blind",
     seeds: Whole | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
@@ -101,6 +104,10 @@ def score(
     ----------
     submission
         A CSV or Parquet file.
+    board
+        A folder that `fedgft bench` has written: also print where the submission would stand.
+    league
+        The league on the board: aware if the group of a person may change the decision.
     seeds
         How many seeds the file holds, from 0 on, for a preliminary score [default: all].
     out
@@ -111,9 +118,18 @@ def score(
     Examples
     --------
     fedgft bench score predictions.parquet
+    fedgft bench score predictions.csv --board results/bench
     """
-    found = submissions.read_submission(submission, seeds=seeds)
-    scores = [each.summarize() for each in submissions.score_submission(found)]
+    if out is not None:
+        store.make_folder(out.parent)
+    found = submissions.score_submission(submissions.read_submission(submission, seeds=seeds))
+    scores = [each.summarize() for each in found]
+    if board is not None:
+        methods = standings.read_board(board, found)
+        places = [asdict(each) for each in standings.find_standings(found, methods, league)]
+        for each in scores:
+            each["league"] = league
+            each["standings"] = [place for place in places if place["track"] == each["track"]]
     if out is not None:
         with store.atomic_write(out) as file:
             file.write((json_text.dumps(scores, indent=2) + "\n").encode())
@@ -122,11 +138,24 @@ def score(
     else:
         for each in scores:
             print_table(_tabulate_score(each))
+            if board is not None:
+                print_table(_tabulate_standings(each))
     for each in scores:
         if each["seeds"] < each["seeds_of_track"]:
             text = f"{each['seeds']} of {each['seeds_of_track']} seeds: a preliminary score"
             note(f"{each['track']}: {text}")
     wrote([out] if out is not None else [])
+
+
+def _count(track: "Track") -> dict[str, Any] | None:
+    """Return the counts of a datasheet; None if the user has to provide the rows and has not."""
+    try:
+        return track_tables.count_track(track)
+    except FedgftError as error:
+        if track.is_fetched:
+            raise
+        note(error.message)
+        return None
 
 
 def _describe(track: "Track") -> dict[str, Any]:
@@ -146,7 +175,7 @@ def _describe_deal(track: "Track") -> str:
     return f"{track.clients}, Dirichlet {track.alpha:g} per group"
 
 
-def _print_sheet(track: "Track", counts: dict[str, Any]) -> None:
+def _print_sheet(track: "Track", counts: dict[str, Any] | None) -> None:
     """Print a datasheet: texts, then counts."""
     sheet = track.sheet
     paragraph(f"{track.name}, version {track.version}: {track.title}")
@@ -163,6 +192,8 @@ def _print_sheet(track: "Track", counts: dict[str, Any]) -> None:
     for text in sheet.problems:
         paragraph(f"known problem: {text}")
     console.out.print()
+    if counts is None:
+        return
     header = ("group", "rows", "label 1, %")
     cells = [(g["name"], f"{g['rows']:,}", format_points(g["positive"])) for g in counts["groups"]]
     cells.append(("all rows", f"{counts['rows']:,}", format_points(counts["positive"])))
@@ -194,22 +225,36 @@ def _tabulate_splits(track: "Track", counts: dict[str, Any]) -> Table:
 
 def _tabulate_score(score: dict[str, Any]) -> Table:
     """Return the table of one submission on one track."""
+    values = {"accuracy": (score, "accuracy")}
+    values |= {f"gap, {name}": (each, "gap") for name, each in score["metrics"].items()}
     rows = [
         (
-            METRIC_NAMES.get(name, name),
-            format_points(each["gap"]),
-            format_interval(each["gap_low"], each["gap_high"]),
-            format_points(each["floor"]),
-            format_points(each["local_gap"]),
+            title,
+            format_points(each[name]),
+            format_interval(each[f"{name}_low"], each[f"{name}_high"]),
+            format_points(each.get("floor"), unknown="" if name == "accuracy" else DASH),
+            format_points(each.get("local_gap"), unknown="" if name == "accuracy" else DASH),
         )
-        for name, each in score["metrics"].items()
+        for title, (each, name) in values.items()
     ]
-    spread = score["accuracy_se"]
-    error = "" if spread is None else f" (standard error {100 * spread:.2f})"
-    title = f"{score['track']}, version {score['version']}, {score['seeds']} seeds"
-    return Table(
-        f"{title}: accuracy {100 * score['accuracy']:.2f}{error}",
-        ("gap on test rows, points", "mean", "95% interval of one seed", "noise floor", "one site"),
-        tuple(rows),
-        stubs=1,
-    )
+    title = f"{score['track']}, version {score['version']}: test rows, {score['seeds']} seeds"
+    header = ("points", "mean", "95% interval", "noise floor", "one site")
+    return Table(title, header, tuple(rows), stubs=1)
+
+
+def _tabulate_standings(score: dict[str, Any]) -> Table:
+    """Return the table of the places that a submission would have."""
+    rows = [
+        (
+            place["metric"],
+            format_points(place["target"]),
+            str(place["rank"]) if place["keeps"] else "not kept",
+            str(place["kept_by"]),
+            place["best"],
+            format_points(place["best_accuracy"]),
+        )
+        for place in score["standings"]
+    ]
+    header = ("metric", "target", "rank", "methods that keep it", "the best", "its accuracy")
+    title = f"{score['track']}: where the submission would stand, league {score['league']}"
+    return Table(title, header, tuple(rows), stubs=1)
