@@ -81,7 +81,7 @@ MENU = {
         "algorithm",
     ),
     "Explanation": ("idea", "simulator", "others", "threat-model", "unsupported", "faq"),
-    "Reference": ("commands", "python", "audit-reference", "train-reference"),
+    "Reference": ("commands", "python", "audit-reference", "train-reference", "tracks"),
     "Results": ("speed", "paper-vs-code", "/results/README"),
     "Project": ("/CHANGELOG", "/CONTRIBUTING", "/hardening/README", "/benchmarks/README"),
 }
