@@ -81,7 +81,14 @@ MENU = {
         "algorithm",
     ),
     "Explanation": ("idea", "simulator", "others", "threat-model", "unsupported", "faq"),
-    "Reference": ("commands", "python", "data-sets", "audit-reference", "train-reference"),
+    "Reference": (
+        "commands",
+        "python",
+        "data-sets",
+        "tracks",
+        "audit-reference",
+        "train-reference",
+    ),
     "Results": ("speed", "paper-vs-code", "/results/README"),
     "Project": ("/CHANGELOG", "/CONTRIBUTING", "/hardening/README", "/benchmarks/README"),
 }

@@ -148,8 +148,7 @@ def list_commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]
         command = cli.load_command(words.split())
         if command.default_command is not None:
             yield words, command
-        else:
-            yield from list_commands(command, words)
+        yield from list_commands(command, words)
 
 
 def describe_command(path: str, command: Any) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from fedgft.bench import TRACKS
 from fedgft.cli import main
 from fedgft.cli.app import app
 
@@ -30,6 +31,9 @@ PARSED = {
     "deploy": "starts the engine's processes (tests/test_deploy.py)",
     "adult": "fetches a data set",
     "compas": "fetches a data set",
+    **dict.fromkeys(TRACKS, "fetches a data set"),
+    "examples/bench_sklearn.py": "fetches a data set (tests/test_examples.py)",
+    "submission.csv": "what this example writes (tests/test_bench_submission_commands.py)",
     "examples/audit_sites.py": "compared with the page below",
     "--images": "pictures of the reader (tests/test_image_commands.py)",
 }

@@ -206,6 +206,25 @@ def test_sklearn_audit(tmp_path):
     assert "Local and overall gaps differ by sex" in text
 
 
+def test_bench_sklearn(tmp_path, compas):
+    """The gap of a model that nothing makes fair is large; the score is that of the file."""
+    text = printed("bench_sklearn.py", tmp_path)
+    gap = figures(text, "gap")
+    right = figures(text, "accuracy")
+    assert set(gap) == {"sp", "eop", "eo"} and min(gap.values()) > 0.1
+    assert 0.62 < right["sp"] < 0.72
+    assert (tmp_path / "submission.csv").read_text().startswith("track,version,seed,row,score\n")
+
+
+def test_bench_flower(tmp_path, compas):
+    pytest.importorskip("flwr", reason="needs: pip install 'fedgft[flower]'")
+    text = printed("bench_flower.py", tmp_path)
+    pooled = printed("bench_sklearn.py", tmp_path)
+    for what in ("gap", "accuracy"):
+        found, expected = figures(text, what), figures(pooled, what)
+        assert found == pytest.approx(expected, abs=0.02)
+
+
 def test_own_csv(tmp_path):
     text = printed("own_csv.py", tmp_path)
     gap = figures(text, "gap")

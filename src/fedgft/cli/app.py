@@ -43,6 +43,7 @@ COMMANDS = {  # heading -> command -> first sentence of its docstring, or the he
         "fairness.",
         "data": "List and fetch the public data sets.",
         "reproduce": "Regenerate the paper's tables and figures, beside the published numbers.",
+        "bench": "Compare all methods on frozen tracks, on held-out rows.",
     },
     "Measure": {
         "measure": "Count the predictions of one site. The result is a file of sums; rows stay "
@@ -68,6 +69,7 @@ COMMANDS = {  # heading -> command -> first sentence of its docstring, or the he
 SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
 PATHS = {  # import paths that are not fedgft.cli.NAME:NAME
     "data": "fedgft.cli.data:app",
+    "bench": "fedgft.cli.bench:app",
     "deploy": "fedgft.cli.deploy:app",
     "demo": "fedgft.cli.compare:demo",
     "measure": "fedgft.cli.audit:measure",

@@ -26,6 +26,7 @@ from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from threadpoolctl import threadpool_limits  # comes with scikit-learn
@@ -47,6 +48,7 @@ from fedgft.rules.rule_problem import RuleProblem, Target
 from fedgft.site_sums import MeasurementSpec
 
 STEPS = 200  # of the training of the group model
+MAX_KEPT_ROWS = 200_000  # of a federation whose group model is kept
 RIDGE = 1e-6  # keeps its weights finite
 MAX_SHIFTS = 6  # how often the targets are shifted
 MAX_TRIALS = 400  # of one search without gradients
@@ -309,14 +311,12 @@ def fit_blind_rule(
         text = f"{improper[0]}: a group-blind rule takes sp, eop, eo, fpr or acc"
         raise FedgftError(text, field="target", kind="unsupported")
     _check(data, scores)
+    given = federation
     federation = _keep_recorded(federation)
     rows = federation.rows
     groups = len(data.group_names)
     scores = np.asarray(scores, np.float64)
-    features = np.column_stack((federation.scale_rows(rows), to_logit(scores[rows]) / MAX_LOGIT))
-    labels = data.labels[rows] * groups + data.groups[rows]
-    with threadpool_limits(1):  # many small products: threads would wait for each other
-        weight, bias, pairs = train_softmax(features, labels, 2 * groups, steps=steps)
+    weight, bias, pairs = _train_group_model(given, federation, scores, steps)
     model = _read_group_model(federation, weight, bias)
     known = _Rows(
         scores=scores[rows],
@@ -369,6 +369,43 @@ def fit_blind_rule(
         },
         expected=expected,
     )
+
+
+_trained: "WeakKeyDictionary[Federation, tuple[Any, ...]]" = WeakKeyDictionary()
+
+
+def _train_group_model(
+    given: Federation, recorded: Federation, scores: np.ndarray, steps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return weights, biases, and the probability of each label and group for each row.
+
+    The model depends neither on metrics nor on targets. The last one of each federation is kept,
+    because studies fit rules for many targets to the same scores.
+
+    Parameters
+    ----------
+    given
+        The federation that the user has passed.
+    recorded
+        The same without rows whose group is not recorded.
+    scores
+        (n,) The score of each row of the data set.
+    steps
+        The largest number of steps.
+    """
+    rows = recorded.rows
+    key = (steps, sha256(scores[rows].tobytes()).digest())
+    if _trained.get(given, (None,))[0] == key:
+        return _trained[given][1]
+    data = recorded.dataset
+    groups = len(data.group_names)
+    features = np.column_stack((recorded.scale_rows(rows), to_logit(scores[rows]) / MAX_LOGIT))
+    labels = data.labels[rows] * groups + data.groups[rows]
+    with threadpool_limits(1):  # many small products: threads would wait for each other
+        found = train_softmax(features, labels, 2 * groups, steps=steps)
+    if len(rows) <= MAX_KEPT_ROWS:
+        _trained[given] = (key, found)
+    return found
 
 
 def fit_blind_rule_to_tables(

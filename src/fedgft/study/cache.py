@@ -313,11 +313,11 @@ def _version(package: str) -> str | None:
 
 
 @cache
-def code_hash() -> str:
-    """A hash over `HASHED_SOURCES`, in the order of their names."""
+def code_hash(sources: tuple[str, ...] = HASHED_SOURCES) -> str:
+    """A hash over the source code in these files and folders of the package, in this order."""
     root = Path(fedgft.__file__).parent
     digest = hashlib.sha256()
-    for name in HASHED_SOURCES:
+    for name in sources:
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())

@@ -126,14 +126,16 @@ def _annotate(axis: Any, text: str, place: tuple[float, float], above: int, **st
     axis.annotate(text, place, (0, above), textcoords="offset points", ha="center", **style)
 
 
-def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and as SVG; return both paths.
+def save_figure(
+    figure: Any, folder: Path, name: str, *, endings: Sequence[str] = ("png", "svg")
+) -> list[Path]:
+    """Write a figure as PNG and as SVG, or as one of them; return the paths.
 
     Text in the SVG file stays text, and equal figures give equal bytes.
     """
     from matplotlib import rc_context
 
-    paths = [folder / f"{name}.{ending}" for ending in ("png", "svg")]
+    paths = [folder / f"{name}.{ending}" for ending in endings]
     for path in paths:
         is_svg = path.suffix == ".svg"
         date = {"Date": None} if is_svg else None  # equal figures give equal bytes

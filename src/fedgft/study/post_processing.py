@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from fedgft.algorithms.registry import METHOD_LABELS
-from fedgft.data.dataset import Federation
+from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine import predict_proba
 from fedgft.engine.select_best import GAP_TOLERANCE
 from fedgft.errors import FedgftError
@@ -165,18 +165,43 @@ def _count(
     sites = None
     if rule.per_site:
         sites = np.repeat(name_clients(federation), federation.sizes).tolist()
+    positive = apply_rule(data, rows, rule, scores, sites=sites)
+    probs = np.stack((1 - positive, positive), 1)
+    sums = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    return _sums_of_decisions(sums.score)
+
+
+def apply_rule(
+    data: Dataset,
+    rows: np.ndarray,
+    rule: DecisionRule,
+    scores: np.ndarray,
+    *,
+    sites: Sequence[str] | None = None,
+) -> np.ndarray:
+    """The probability of a positive decision about each of some rows.
+
+    Parameters
+    ----------
+    data
+        The data set.
+    rows
+        Numbers of its rows.
+    rule
+        A rule that `fit_rule` has made.
+    scores
+        (n,) The probability of the positive class for each row of the data set.
+    sites
+        The site of each of the rows, if the rule differs by site.
+    """
     if rule.is_blind:
         features = data.features[rows].astype(np.float64)
         if data.center is not None and data.scale is not None:
             features = features * data.scale + data.center
-        positive = rule.probabilities(scores[rows], features=features)
-    else:
-        names = np.array([*data.group_names, None], object)[data.groups[rows]]
-        given = scores[rows] if rule.reads == "score" else scores[rows] >= 0.5
-        positive = rule.probabilities(given, {"group": names.tolist()}, sites=sites)
-    probs = np.stack((1 - positive, positive), 1)
-    sums = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
-    return _sums_of_decisions(sums.score)
+        return rule.probabilities(scores[rows], features=features)
+    names = np.array([*data.group_names, None], object)[data.groups[rows]]
+    given = scores[rows] if rule.reads == "score" else scores[rows] >= 0.5
+    return rule.probabilities(given, {"group": names.tolist()}, sites=sites)
 
 
 def _sums_of_decisions(decision: np.ndarray) -> Sums:
