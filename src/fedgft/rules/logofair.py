@@ -19,7 +19,8 @@ multiplies mu_c by exp(-rate dH_c/dmu) 20 times, then makes 20 gradient steps in
 the rate, and the server averages the sites' lam. Then mu_c makes 100 more steps with r(x) =
 max(0, x). Constants and starting values are those of the authors' code. Because lam is averaged,
 and H_c is the share of one site, lam moves by 1 / K of the gradient of the sum: with many sites,
-the rounds end far from the minimum.
+the rounds end far from the minimum. Where sites differ, each goes its own way for 20 steps, and the
+mean of the ends is not the minimum, however many rounds there are.
 
 We depart from the authors' code, not from the paper, where it does not do what the paper says: its
 p[a] counts the rows of training and test as well, its inner steps add up the gradients of all
