@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from fedgft.algorithms.loss_rules import SCORE_BINS
 from fedgft.engine.plan import RowIndex, Units
 
 
-def sum_losses(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndarray:
-    """Return the summed cross-entropy of each unit by label and group, (u, c, k).
+def report_rows(
+    index: RowIndex, units: Units, logs: np.ndarray, *, bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return summed losses, summed logits and histograms of each unit by label and group.
 
     Parameters
     ----------
@@ -15,47 +16,28 @@ def sum_losses(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndarra
         Rows of every client.
     units
         The rows that were measured.
-    log_odds
-        Their logits (rows, c), one unit after another.
+    logs
+        (rows, c): the logarithms of their class probabilities, one unit after another.
+    bins
+        The number of bins of the scores; 0: no histograms.
+
+    Returns
+    -------
+    losses, logits, histograms
+        As `Executor.report` returns them: (u, c, k), (u, c, k) and (u, c, k, bins).
     """
-    rows, cell = _locate_rows(index, units)
-    top = log_odds.max(1)
-    total = top + np.log(np.exp(log_odds - top[:, None]).sum(1))
-    own = log_odds[np.arange(len(rows)), index.dataset.labels[rows]]
-    return np.bincount(cell, total - own, units.count.size).reshape(units.count.shape)
-
-
-def sum_logits(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndarray:
-    """Return the summed logit of the second class of each unit by label and group, (u, c, k)."""
-    _, cell = _locate_rows(index, units)
-    logit = log_odds[:, 1] - log_odds[:, 0]
-    return np.bincount(cell, logit, units.count.size).reshape(units.count.shape)
-
-
-def count_scores(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndarray:
-    """Return the rows of each unit by label, group and bin of the score of the second class.
-
-    The result has the shape (u, c, k, SCORE_BINS). The arguments are those of `sum_losses`, for two
-    classes. Bin b holds the scores from b / SCORE_BINS to below (b + 1) / SCORE_BINS.
-    """
-    _, cell = _locate_rows(index, units)
-    scores = 0.5 * (1 + np.tanh(0.5 * (log_odds[:, 1] - log_odds[:, 0])))
-    bins = np.minimum((scores * SCORE_BINS).astype(np.int64), SCORE_BINS - 1)
-    size = units.count.size * SCORE_BINS
-    flat = np.bincount(cell * SCORE_BINS + bins, minlength=size).astype(np.float64)
-    return flat.reshape(*units.count.shape, SCORE_BINS)
-
-
-def _locate_rows(index: RowIndex, units: Units) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row numbers of all units, and the number of (unit, label, group) of each row."""
     data = index.dataset
     parts = [index.rows[a:b] for a, b in zip(units.low, units.high, strict=True)]
     rows = np.concatenate(parts)
     groups = units.count.shape[-1]
     cell = data.labels[rows] * groups + data.groups[rows] % groups  # group -1 becomes the last
-    cells = units.count.shape[1] * groups
-    return rows, np.repeat(np.arange(len(units)), units.sizes) * cells + cell
-
-
-REPORTS = {"losses": sum_losses, "logits": sum_logits, "histograms": count_scores}
-"How each report is measured; see `ClientReports`."
+    cell = np.repeat(np.arange(len(units)), units.sizes) * units.count[0].size + cell
+    shape = units.count.shape
+    losses = np.bincount(cell, -logs[np.arange(len(rows)), data.labels[rows]], units.count.size)
+    logits = np.bincount(cell, logs[:, 1] - logs[:, 0], units.count.size)
+    histograms = np.zeros((*shape, bins))
+    if bins:
+        at = np.minimum((np.exp(logs[:, 1]) * bins).astype(np.int64), bins - 1)
+        counts = np.bincount(cell * bins + at, minlength=units.count.size * bins)
+        histograms = counts.reshape(*shape, bins).astype(np.float64)
+    return losses.reshape(shape), logits.reshape(shape), histograms

@@ -15,9 +15,8 @@ import numpy as np
 
 from fedgft.algorithms import Cohort, LocalResults
 from fedgft.algorithms.controller import Loop, damping
-from fedgft.algorithms.loss_rules import ClientReports
+from fedgft.algorithms.loss_rules import SCORE_BINS, ClientReports
 from fedgft.engine.client_memory import estimate_sums, start_memory
-from fedgft.engine.client_reports import REPORTS
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.loop import TrainingLoop
 from fedgft.engine.plan import (
@@ -318,19 +317,15 @@ class RoundLoop(TrainingLoop):
         if not reads:
             return ClientReports(sums)
         units = self.index.clients(cohort)
-        odds = self.executor.log_odds(units, state.params, units.run)
-        found = {
-            name: measure(self.index, units, odds) if name in reads else None
-            for name, measure in REPORTS.items()
-        }
+        bins = SCORE_BINS if "histograms" in reads else 0
+        found = self.executor.report(units, state.params, units.run, bins=bins)
         if self.settings.noise:
-            given = [each for each in found.values() if each is not None]
-            noisy = add_normal(
-                given, cohort, self.settings.noise, seeds=self.seeds, round=t, stream=REPORT_STREAM
+            noise = self.settings.noise
+            found = add_normal(
+                found, cohort, noise, seeds=self.seeds, round=t, stream=REPORT_STREAM
             )
-            names = [name for name, each in found.items() if each is not None]
-            found |= dict(zip(names, noisy, strict=True))
-        return ClientReports(sums, **found)
+        losses, logits, histograms = found
+        return ClientReports(sums, losses, logits, histograms if bins else None)
 
     def _count_rows(self) -> np.ndarray:
         """Return the number of rows by run, client, label and group."""

@@ -216,10 +216,25 @@ class Executor(Protocol):
         Sums with a leading axis of units; NaN where a model has diverged.
         """
 
-    def log_odds(self, units: Units, block: Any, which: np.ndarray) -> np.ndarray:
-        """Return the logits of all rows of the units, one unit after another, (rows, classes).
+    def report(
+        self, units: Units, block: Any, which: np.ndarray, *, bins: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what `ClientReports` holds besides sums, by label and group of each unit.
 
-        The parameters are those of `measure`. Logits are relative to that of the first class.
+        Parameters
+        ----------
+        units, block, which
+            As in `measure`.
+        bins
+            The number of bins of the histograms; 0: no histograms.
+
+        Returns
+        -------
+        losses, logits
+            The summed cross-entropy, and the summed logit of the second class relative to the
+            first, (u, c, k).
+        histograms
+            The number of rows by bin of the score of the second class, (u, c, k, bins).
         """
 
     def mix(

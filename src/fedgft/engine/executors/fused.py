@@ -128,7 +128,9 @@ class FusedExecutor:
         """
         owner, low, high = _split_units(units)
         sums = np.zeros((len(owner), self.cells, 2))
-        work = _measurement(units.run[owner], low, high, block, which[owner])._replace(sums=sums)
+        work = Measurement(
+            run=units.run[owner], low=low, high=high, block=block, which=which[owner], sums=sums
+        )
         self._share(kernels.measure, high - low, work)
         sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
         diverged = ~np.all(np.isfinite(block), axis=1)
@@ -140,13 +142,20 @@ class FusedExecutor:
             np.stack((units.count - positive, positive), axis=-1),
         )
 
-    def log_odds(self, units: Units, block: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Return the logits of all rows of the units, (rows, 2); those of the first class are 0."""
+    def report(
+        self, units: Units, block: np.ndarray, which: np.ndarray, *, bins: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return summed losses, summed logits and histograms by label and group of each unit."""
         owner, low, high = _split_units(units)
-        work = _measurement(units.run[owner], low, high, block, which[owner])
-        out = np.zeros(int((high - low).sum()))
-        self._share(kernels.log_odds, high - low, work, out)
-        return np.stack((np.zeros(len(out)), out), axis=1)
+        sums = np.zeros((len(owner), self.cells, 2 + bins))
+        work = Measurement(
+            run=units.run[owner], low=low, high=high, block=block, which=which[owner], sums=sums
+        )
+        self._share(kernels.report, high - low, work)
+        sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
+        sums[~np.isfinite(block).all(1)[which]] = np.nan
+        found = sums[:, :-1].reshape(*units.count.shape, 2 + bins)
+        return found[..., 0], found[..., 1], found[..., 2:]
 
     def mix(
         self, coefficients: Array, block: Array, params: Array, cohort: Cohort, total: None = None
@@ -188,11 +197,11 @@ class FusedExecutor:
         flat[:, :-1] = curve.reshape(len(curve), -1, curve.shape[-1])
         return flat
 
-    def _share(self, kernel: Any, sizes: Array, work: Training | Measurement, *more: Array) -> None:
+    def _share(self, kernel: Any, sizes: Array, work: Training | Measurement) -> None:
         """Run a kernel in threads, on contiguous units with about equal total sizes."""
 
         def call(begin: int, end: int) -> None:
-            kernel(begin, end, BLOCK, self.table, work, *more)
+            kernel(begin, end, BLOCK, self.table, work)
 
         share_work(call, sizes + UNIT_COST, self.threads, least=0)
 
@@ -258,13 +267,6 @@ def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
     raw = np.zeros(size + CACHE_LINE, dtype=np.uint8)
     skip = -raw.ctypes.data % CACHE_LINE
     return raw[skip : skip + size].view(dtype).reshape(shape)
-
-
-def _measurement(run: Array, low: Array, high: Array, block: Array, which: Array) -> Measurement:
-    """Return the argument of the kernels that measure, without room for sums."""
-    starts = np.cumsum(high - low) - (high - low)
-    sums = np.zeros((0, 0, 2))
-    return Measurement(run, low, high, block, which, sums, starts)
 
 
 def _split_units(units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -432,9 +432,13 @@ def measure(begin, end, block_rows, table, work):
 
 
 @jit
-def log_odds(begin, end, block_rows, table, work, out):
-    """Fill `out` with the logits of the rows of units begin..end, from `work.starts[i]` on."""
+def report(begin, end, block_rows, table, work):
+    """Sum losses and logits by cell, and count scores by cell and bin, of units begin..end."""
     x = table.x
+    cell = table.cell
+    sums = work.sums
+    cells = sums.shape[1]
+    bins = sums.shape[2] - 2
     width = x.shape[1]
     scratch = _allocate_vectors(table.mean)
     w = scratch[1, :width]
@@ -445,12 +449,20 @@ def log_odds(begin, end, block_rows, table, work, out):
         _read_difference(work.block[work.which[i]], table.bias, u)
         _unscale(u, table, work.run[i], w)
         rows = table.rows[work.low[i] : work.high[i]]
-        first = work.starts[i]
         for at in range(0, rows.shape[0], BLOCK):
             _read_block(x, rows, at, row, 2)
             dot_rows(x, row, w, z)
-            for q in range(min(BLOCK, rows.shape[0] - at)):
-                out[first + at + q] = z[q]
+            for q in range(BLOCK):  # rows past the end fall into the last cell, which is not read
+                c = cell[row[q]]
+                logit = np.float64(z[q])
+                odds = math.exp(-abs(logit))
+                loss = max(logit, 0.0) + math.log1p(odds)
+                sums[i, c, 0] += loss - logit if c >= cells // 2 else loss
+                sums[i, c, 1] += logit
+                if bins > 0:
+                    score = 1.0 / (1.0 + odds)
+                    score = score if logit >= 0 else 1.0 - score
+                    sums[i, c, 2 + min(np.int64(score * bins), bins - 1)] += 1.0
 
 
 @jit

@@ -102,8 +102,8 @@ class Training(NamedTuple):
 class Measurement(NamedTuple):
     """Sums over the rows of units; unit i is measured with model `block[which[i]]`.
 
-    `sums` (u, cells, 2) holds scores and positive decisions and is changed in place. `starts` (u,)
-    are the positions of the units' first rows in an array of all of their rows.
+    `sums` (u, cells, 2) holds scores and positive decisions and is changed in place. For `report`
+    it holds losses and logits, and then the rows in each bin of the scores, (u, cells, 2 + bins).
     """
 
     run: Array
@@ -112,7 +112,6 @@ class Measurement(NamedTuple):
     block: Array
     which: Array
     sums: Array
-    starts: Array
 
 
 def _unscale(u: Array, table: Table, run: int) -> Array:
@@ -219,18 +218,23 @@ def measure(begin: int, end: int, block_rows: int, table: Table, work: Measureme
         work.sums[i, :, 1] = np.bincount(table.cell[rows], weights=p > 0.5, minlength=cells)
 
 
-def log_odds(
-    begin: int, end: int, block_rows: int, table: Table, work: Measurement, out: Array
-) -> None:
-    """Fill `out` with the logits of the rows of units begin..end.
-
-    The logit of the first row of unit i is at `work.starts[i]`.
-    """
+def report(begin: int, end: int, block_rows: int, table: Table, work: Measurement) -> None:
+    """Sum losses and logits by cell, and count scores by cell and bin, of units begin..end."""
+    cells = work.sums.shape[1]
+    bins = work.sums.shape[2] - 2
     for i in range(begin, end):
         rows = table.rows[work.low[i] : work.high[i]]
         u = _read_difference(work.block[work.which[i]], table.bias, table.x.shape[1])
-        at = work.starts[i]
-        out[at : at + len(rows)] = table.x[rows] @ _unscale(u, table, int(work.run[i]))
+        z = (table.x[rows] @ _unscale(u, table, int(work.run[i]))).astype(np.float64)
+        cell = table.cell[rows]
+        label = cell >= cells // 2  # the last cell is that of the row of zeros
+        loss = np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z))) - label * z
+        work.sums[i, :, 0] = np.bincount(cell, weights=loss, minlength=cells)
+        work.sums[i, :, 1] = np.bincount(cell, weights=z, minlength=cells)
+        if bins:
+            at = np.minimum((_sigmoid(z) * bins).astype(np.int64), bins - 1)
+            counts = np.bincount(cell * bins + at, minlength=cells * bins)
+            work.sums[i, :, 2:] = counts.reshape(cells, bins)
 
 
 def combine(coefficients: Array, block: Array, bounds: Array, out: Array) -> None:

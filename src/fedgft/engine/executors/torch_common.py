@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedgft.engine.client_reports import report_rows
 from fedgft.engine.executors.base import Buffers, ModelSpec, Task
 from fedgft.engine.plan import RowIndex, Units
 from fedgft.errors import FedgftError
@@ -29,7 +30,7 @@ from fedgft.settings import Settings
 from fedgft.sums import Sums
 
 IMAGE_AXES = 4  # number of axes of a block of images
-MAX_LOG_ODDS = 700.0  # exp of it is finite in double precision
+MAX_LOG = 700.0  # of a probability; exp of it is finite in double precision
 FILTER_AXES = 4  # number of axes of convolution weights, which are stored channels-last
 UPLOAD_ROWS = 4096  # number of rows that are copied to a GPU at a time
 MEASURED_BYTES = {"cpu": 2**19, "cuda": 2**28}  # bytes of features per forward pass
@@ -368,21 +369,21 @@ class TorchExecutor:
                 self._measure_model(threads, sums, units, at=at, params=params)
         return sums
 
-    def log_odds(self, units: Units, block: Tensor, which: np.ndarray) -> np.ndarray:
-        """Return the logits of all rows of the units, relative to the first class."""
-        sizes = units.sizes
-        starts = np.cumsum(sizes) - sizes
-        out = np.empty((int(sizes.sum()), self.rows.classes))
+    def report(
+        self, units: Units, block: Tensor, which: np.ndarray, *, bins: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return summed losses, summed logits and histograms by label and group of each unit."""
+        logs = np.empty((int(units.sizes.sum()), self.rows.classes))
+        ends = np.cumsum(units.sizes)
         with one_thread_per_operation(), self._torch_flags():
-            for i in range(len(units)):
+            for i, end in enumerate(ends):
                 part = self.index.rows[units.low[i] : units.high[i]]
                 rows = self.rows.put_integers(self.rows.positions(part))
                 params = block[int(which[i])].to(self.rows.device)
                 probs = self._scores(map, rows, int(units.run[i]), params)
                 with np.errstate(divide="ignore"):
-                    logs = np.log(probs).clip(-MAX_LOG_ODDS, 0)  # a NaN stays
-                out[starts[i] : starts[i] + sizes[i]] = logs - logs[:, :1]
-        return out
+                    logs[end - len(part) : end] = np.log(probs).clip(-MAX_LOG, 0)  # NaN stays
+        return report_rows(self.index, units, logs, bins=bins)
 
     def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
         """Train in place."""
