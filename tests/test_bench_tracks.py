@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from fedgft.bench import TRACKS, get_track
 from fedgft.bench.track_tables import build_table, count_track, describe_rows, write_rows
-from fedgft.bench.tracks import INNER, TEST, TRAIN, Datasheet, Track
+from fedgft.bench.tracks import ACS_STATES, ACS_YEAR, INNER, TEST, TRAIN, Datasheet, Track
 from fedgft.data.dataset import Dataset
 from fedgft.data.generated import synthetic
 from fedgft.errors import FedgftError
@@ -170,6 +171,27 @@ def test_rows_that_are_not_here_are_an_error_of_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDGFT_DATA", str(tmp_path))
     with pytest.raises(FedgftError, match="a folder celeba"):
         get_track("celeba-smiling").load()
+
+
+def test_incomes_are_read_from_the_cache_alone(monkeypatch, tmp_path):
+    files = pytest.importorskip("fedgft.data.acs_files", reason="needs the data set acs")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "fedgft" / "acs" / str(ACS_YEAR)
+    folder.mkdir(parents=True)
+    track = get_track("acs-income")
+    read = track.read.__wrapped__  # not kept for other tests
+    rng = np.random.default_rng(0)
+    for state in ACS_STATES:
+        with pytest.raises(FedgftError, match=f"{state}.*: fetch them by `fedgft data get acs`"):
+            read()
+        columns = {name: rng.integers(1, 3, 40) for name in files.list_columns(ACS_YEAR)}
+        columns["PINCP"] = rng.choice([20_000, 90_000], 40)
+        pl.DataFrame(columns).write_parquet(folder / f"{state}-income.parquet")
+    track = replace(track, read=read)
+    data = track.load()
+    assert data.client_names == ACS_STATES and len(ACS_STATES) == track.clients
+    assert data.group_names == ("Female", "Male") and not find_group_columns(data)
+    assert (track.split(0).owner == np.repeat(np.arange(9), 40)).all()
 
 
 def test_pictures_of_the_user_become_a_track(monkeypatch, tmp_path):
