@@ -78,6 +78,17 @@ def test_the_largest_local_gap_counts_sites_with_twenty_test_rows_in_every_group
     assert count_outcome(split, decisions).local_gap(SP) == pytest.approx(max(gaps.values()))
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(19, 0.1), (20, 1.0)])
+def test_a_site_counts_from_twenty_rows_of_each_group_on(rows, expected):
+    """Site 0 has 20 rows of each group and a gap of 0.1, site 1 `rows` of one and a gap of 1."""
+    sites = np.zeros((2, 2, 3, 2))
+    sites[0, 1, :2] = [[10, 10], [12, 8]]
+    sites[1, 1, :2] = [[0, 50], [rows, 0]]
+    whole = sites.sum(0)
+    outcome = Outcome(train=whole, inner=whole, test=whole, sites=sites)
+    assert outcome.local_gap(SP) == pytest.approx(expected)
+
+
 def test_a_local_gap_without_a_large_site_is_not_estimable():
     track = make_track(rows=60)
     found = count_outcome(track.split(0), np.ones(60))

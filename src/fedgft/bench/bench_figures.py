@@ -1,5 +1,6 @@
 """Figures of the benchmark: accuracy against gap, one figure per track and metric."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,18 +110,23 @@ def _draw_method(
 ) -> None:
     """Draw what a method reaches at the targets; the marker is at one of them."""
     curve = sorted(scores, key=lambda score: score.target)
-    places = [(100 * score.gap, 100 * score.accuracy) for score in curve]
+    places = [(_percent(score.gap), _percent(score.accuracy)) for score in curve]
     axis.plot(*zip(*places, strict=True), color=color, ls=dashes, lw=1.1, alpha=0.7, zorder=1)
     for score, (x, y) in zip(curve, places, strict=True):
         if score.target != target:
             continue
         if score.gap_low is not None and score.accuracy_low is not None:
-            axis.plot([100 * score.gap_low, 100 * score.gap_high], [y, y], color=color, **INTERVAL)
-            ends = [100 * score.accuracy_low, 100 * score.accuracy_high]
+            ends = [_percent(score.gap_low), _percent(score.gap_high)]
+            axis.plot(ends, [y, y], color=color, **INTERVAL)
+            ends = [_percent(score.accuracy_low), _percent(score.accuracy_high)]
             axis.plot([x, x], ends, color=color, **INTERVAL)
         filled = {"mfc": color if score.keeps else "white"}
         look = {"ms": 7, "mec": color, "ls": "none", "zorder": 3, "label": score.label}
         axis.plot(x, y, marker, color=color, **look, **filled)
+
+
+def _percent(value: float | None) -> float:
+    return math.nan if value is None else 100 * value
 
 
 def _draw_lines(axis: Any, known: Sequence[Score], target: float) -> None:
