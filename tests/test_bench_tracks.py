@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from fedgft.bench import TRACKS, get_track
 from fedgft.bench.track_tables import build_table, count_track, describe_rows, write_rows
-from fedgft.bench.tracks import INNER, TEST, TRAIN, Datasheet, Track
+from fedgft.bench.tracks import ACS_STATES, ACS_YEAR, INNER, TEST, TRAIN, Datasheet, Track
 from fedgft.data.dataset import Dataset
 from fedgft.data.generated import synthetic
 from fedgft.errors import FedgftError
@@ -145,16 +146,20 @@ def test_natural_sites_keep_their_rows_even_a_single_one():
         {"labels": lambda data: 1 - data.labels},
         {"groups": lambda data: 1 - data.groups},
         {"columns": lambda data: data.columns[::-1]},
+        {"clients": lambda data: data.clients[::-1]},
         {"group_names": lambda data: data.group_names[::-1]},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_a_change_of_the_rows_changes_the_checksum(change):
-    track = make_track()
-    data = track.load()
+    """With natural sites, so that the splits stay the same."""
+    data = natural_data()
     changed = replace(data, **{name: make(data) for name, make in change.items()})
-    assert track.checksum() != replace(track, read=lambda: changed).checksum()
-    assert track.checksum() == make_track().checksum()
+    track, same, other = (
+        make_track(read=lambda rows=rows: rows, kind="column")
+        for rows in (data, natural_data(), changed)
+    )
+    assert track.checksum() == same.checksum() != other.checksum()
 
 
 @pytest.mark.parametrize("change", [{"alpha": 0.6}, {"test_share": 0.2}, {"inner_share": 0.3}])
@@ -170,6 +175,27 @@ def test_rows_that_are_not_here_are_an_error_of_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDGFT_DATA", str(tmp_path))
     with pytest.raises(FedgftError, match="a folder celeba"):
         get_track("celeba-smiling").load()
+
+
+def test_incomes_are_read_from_the_cache_alone(monkeypatch, tmp_path):
+    files = pytest.importorskip("fedgft.data.acs_files", reason="needs the data set acs")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "fedgft" / "acs" / str(ACS_YEAR)
+    folder.mkdir(parents=True)
+    track = get_track("acs-income")
+    read = track.read.__wrapped__  # not kept for other tests
+    rng = np.random.default_rng(0)
+    for state in ACS_STATES:
+        with pytest.raises(FedgftError, match=f"{state}.*: fetch them by `fedgft data get acs`"):
+            read()
+        columns = {name: rng.integers(1, 3, 40) for name in files.list_columns(ACS_YEAR)}
+        columns["PINCP"] = rng.choice([20_000, 90_000], 40)
+        pl.DataFrame(columns).write_parquet(folder / f"{state}-income.parquet")
+    track = replace(track, read=read)
+    data = track.load()
+    assert data.client_names == ACS_STATES and len(ACS_STATES) == track.clients
+    assert data.group_names == ("Female", "Male") and not find_group_columns(data)
+    assert (track.split(0).owner == np.repeat(np.arange(9), 40)).all()
 
 
 def test_pictures_of_the_user_become_a_track(monkeypatch, tmp_path):
@@ -250,7 +276,10 @@ def test_a_datasheet_counts_the_rows():
 
 def test_the_floor_of_a_datasheet_is_that_of_chance():
     """Simulated: decisions at the rate of positive labels, the same for both groups."""
-    track = make_track(seeds=1)
+    rows = synthetic(rows=400, features=3, gap=0.3)
+    labels = np.where(np.arange(400) % 3, 0, rows.labels)
+    track = make_track(read=lambda: replace(rows, labels=labels), seeds=1)
+    assert labels.mean() < 0.25
     data, test = track.load(), track.split(0).federation.test
     rng = np.random.default_rng(0)
     groups = data.groups[test]

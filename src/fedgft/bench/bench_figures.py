@@ -1,12 +1,11 @@
 """Figures of the benchmark: accuracy against gap, one figure per track and metric."""
 
+import math
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
-from fedgft.bench.entrants import LEAGUE_TITLES, LEAGUES, REFERENCE
-from fedgft.bench.scoreboard import POINTS_BELOW, Score
-from fedgft.formatting import GROUP_COLORS
+from fedgft.bench.entrants import LEAGUE_TITLES, LEAGUES, REFERENCE, list_entrants
+from fedgft.bench.scoreboard import Score
 from fedgft.metrics import get_metric
 from fedgft.study.figures import (
     DARK,
@@ -20,8 +19,12 @@ from fedgft.study.figures import (
 )
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "*")
+MORE_COLORS = (  # of methods without a style; 7 colors and 12 markers make 84 pairs
+    *("#8c8c00", "#a05195", "#b04a4a", "#1b7837", "#00868b", "#6a51a3", "#8b4513"),
+)
 LEGEND_COLUMNS = 4
-MAX_GAP = 1.15  # right end of a panel, in units of the largest gap of FedAvg
+MAX_GAP = 1.15  # right end of a panel, in units of the gap of FedAvg
+MAX_LOSS = 0.2  # of accuracy, that a panel shows
 INTERVAL = {"lw": 1.1, "alpha": 0.8, "zorder": 2}
 
 
@@ -64,12 +67,15 @@ def plot_column(scores: Sequence[Score], *, title: str, target: float) -> Any:
         set_title(axis, LEAGUE_TITLES[league])
         axis.set_xlabel("gap of decisions on test rows, points")
         clean_axis(axis)
-    _set_limits(axes[0, 0], known, plain)
+    _set_limits(axes[0, 0], known, plain, target)
     axes[0, 0].set_ylabel("accuracy on test rows, %")
     entries = {}
     for axis in axes[0]:
         handles, labels = axis.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
+    names = [score.label for score in known if score.target == target]
+    last = [name for name in entries if name not in names]
+    entries = {name: entries[name] for name in (*dict.fromkeys(names), *last)}
     figure.legend(
         list(entries.values()),
         list(entries),
@@ -84,13 +90,18 @@ def plot_column(scores: Sequence[Score], *, title: str, target: float) -> Any:
 
 
 def _choose_styles(methods: Sequence[str]) -> dict[str, tuple[str, Any, str]]:
-    """Return color, dashes and marker of each method; methods without a style get one in turn."""
-    colors = cycle(GROUP_COLORS)
-    markers = cycle(MARKERS)
-    found = {}
-    for method in methods:
-        color, dashes = STYLES[method] if method in STYLES else (next(colors), (0, (3, 1)))
-        found[method] = (color, dashes, next(markers))
+    """Return color, dashes and marker of each method, which are the same in all figures.
+
+    A method whose color in other figures is taken, or that has none, gets the next one.
+    """
+    found: dict[str, tuple[str, Any, str]] = {}
+    taken: set[str] = set()
+    for place, method in enumerate(dict.fromkeys([*list_entrants(), *methods])):
+        color, dashes = STYLES.get(method, ("", (0, (3, 1))))
+        if not color or color in taken:
+            color = MORE_COLORS[place % len(MORE_COLORS)]
+        taken.add(color)
+        found[method] = (color, dashes, MARKERS[place % len(MARKERS)])
     return found
 
 
@@ -99,18 +110,23 @@ def _draw_method(
 ) -> None:
     """Draw what a method reaches at the targets; the marker is at one of them."""
     curve = sorted(scores, key=lambda score: score.target)
-    places = [(100 * score.gap, 100 * score.accuracy) for score in curve]
+    places = [(_percent(score.gap), _percent(score.accuracy)) for score in curve]
     axis.plot(*zip(*places, strict=True), color=color, ls=dashes, lw=1.1, alpha=0.7, zorder=1)
     for score, (x, y) in zip(curve, places, strict=True):
         if score.target != target:
             continue
         if score.gap_low is not None and score.accuracy_low is not None:
-            axis.plot([100 * score.gap_low, 100 * score.gap_high], [y, y], color=color, **INTERVAL)
-            ends = [100 * score.accuracy_low, 100 * score.accuracy_high]
+            ends = [_percent(score.gap_low), _percent(score.gap_high)]
+            axis.plot(ends, [y, y], color=color, **INTERVAL)
+            ends = [_percent(score.accuracy_low), _percent(score.accuracy_high)]
             axis.plot([x, x], ends, color=color, **INTERVAL)
-        filled = {"mfc": color if score.keeps or score.method == REFERENCE else "white"}
+        filled = {"mfc": color if score.keeps else "white"}
         look = {"ms": 7, "mec": color, "ls": "none", "zorder": 3, "label": score.label}
         axis.plot(x, y, marker, color=color, **look, **filled)
+
+
+def _percent(value: float | None) -> float:
+    return math.nan if value is None else 100 * value
 
 
 def _draw_lines(axis: Any, known: Sequence[Score], target: float) -> None:
@@ -122,14 +138,17 @@ def _draw_lines(axis: Any, known: Sequence[Score], target: float) -> None:
     axis.plot([], [], "o", ms=7, color=DARK, mfc="white", label="hollow: misses the target")
 
 
-def _set_limits(axis: Any, known: Sequence[Score], plain: Score | None) -> None:
-    """Leave out what is far worse than FedAvg: it would compress all the rest."""
+def _set_limits(axis: Any, known: Sequence[Score], plain: Score | None, target: float) -> None:
+    """Show all markers with their intervals, unless they are far worse than FedAvg."""
     if plain is None or plain.gap is None or plain.accuracy is None:
         axis.set_xlim(left=0)
         return
-    axis.set_xlim(0, 100 * max(MAX_GAP * plain.gap, 0.01))
-    shown = [s.accuracy for s in known if s.accuracy >= plain.accuracy - POINTS_BELOW]
+    axis.set_xlim(0, 100 * max(MAX_GAP * plain.gap, 1.5 * target))
+    least = plain.accuracy - MAX_LOSS
+    at = [s for s in known if s.target == target and s.accuracy is not None]
+    limits = [end for s in at for end in (s.accuracy_low, s.accuracy, s.accuracy_high)]
+    shown = [end for end in limits if end is not None and end >= least]
     low = min(shown, default=plain.accuracy)
     high = max(shown, default=plain.accuracy)
-    margin = 0.08 * (high - low) + 0.004
+    margin = 0.04 * (high - low) + 0.002
     axis.set_ylim(100 * (low - margin), 100 * (high + margin))

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from fedgft.algorithms.loss_rules import SCORE_BINS
 from fedgft.algorithms.weightings import reads_more
 from fedgft.bench.choices import InnerRows
 from fedgft.bench.entrants import REFERENCE, Entrant
-from fedgft.bench.scores import Outcome, OutcomeCounter, count_decisions, stack_outcomes
+from fedgft.bench.scores import Outcome, OutcomeCounter, count_decisions, stack_outcomes, to_lists
 from fedgft.bench.tracks import Track, TrackSplit
 from fedgft.data.dataset import Federation
 from fedgft.engine import Settings, simulate
@@ -125,13 +125,14 @@ class Base:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values. A model that diverged has None for its numbers."""
-        return {name: _to_plain(value) for name, value in asdict(self).items()}
+        arrays = {k: to_lists(v) for k, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return {**arrays, "seconds": self.seconds}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Base":
         """Read what `to_json` returned."""
         names = ("lr", "inner_accuracy", "params", "unseen_params")
-        arrays = {name: np.array(record[name], dtype=float) for name in names}
+        arrays: dict[str, Any] = {name: np.array(record[name], dtype=float) for name in names}
         return cls(**arrays, seconds=record["seconds"])
 
 
@@ -176,19 +177,21 @@ class Cell:
         """Return plain values."""
         plain = {k: v for k, v in vars(self).items() if k not in ("outcome", "unseen")}
         outcome = None if self.outcome is None else self.outcome.to_json()
-        unseen = None if self.unseen is None else _to_plain(self.unseen)
+        unseen = None if self.unseen is None else to_lists(self.unseen)
         return plain | {"grid": list(self.grid), "outcome": outcome, "unseen": unseen}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Cell":
         """Read what `to_json` returned."""
-        outcome = record["outcome"]
-        unseen = record["unseen"]
-        arrays = {
-            "outcome": None if outcome is None else Outcome.from_json(outcome),
-            "unseen": None if unseen is None else np.array(unseen, dtype=float),
-        }
-        return cls(**{**record, **arrays, "grid": tuple(record["grid"])})
+        plain: dict[str, Any] = dict(record)
+        outcome = plain.pop("outcome")
+        unseen = plain.pop("unseen")
+        plain["grid"] = tuple(plain["grid"])
+        return cls(
+            **plain,
+            outcome=None if outcome is None else Outcome.from_json(outcome),
+            unseen=None if unseen is None else np.array(unseen, dtype=float),
+        )
 
 
 def train_base(found: OpenTrack, on_progress: OnProgress) -> Base:
@@ -493,10 +496,3 @@ def _count_rule_bytes(found: OpenTrack, entrant: Entrant, base: Base) -> float |
     bins = FEDERATION_BINS if entrant.name == "thresholds" else DECISION_BINS
     cells = 2 * (len(federation.dataset.group_names) + 1) * bins
     return trained + float(BYTES_PER_SUM * cells * federation.num_clients)
-
-
-def _to_plain(value: Any) -> Any:
-    """Return an array as nested lists with None for NaN and infinity; other values as they are."""
-    if not isinstance(value, np.ndarray):
-        return value
-    return np.where(np.isfinite(value), value, None).tolist()

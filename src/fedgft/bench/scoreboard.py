@@ -180,6 +180,8 @@ def _score_cell(found: MeasuredCell, plain: MeasuredCell | None, target: float) 
     for name, each in (("accuracy", accuracy), ("gap", gap)):
         ends = mean_interval(each)
         values |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+    if values["gap_low"] is not None:
+        values["gap_low"] = max(0.0, values["gap_low"])  # no gap is negative
     return Score(
         *names,
         **values,

@@ -7,6 +7,7 @@ noise floors are computed from these counts alone. A row that is decided by a co
 probability, so the numbers are expectations over the coins.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -90,7 +91,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as nested lists, with None for NaN, and whole numbers as integers."""
-        return {f.name: _to_lists(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: to_lists(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Outcome":
@@ -201,8 +202,8 @@ def _check_decisions(decisions: np.ndarray, rows: int) -> None:
         raise FedgftError("`decisions` must lie between 0 and 1", field="decisions")
 
 
-def _to_lists(array: np.ndarray) -> list[Any]:
-    """Return an array as nested lists of numbers that JSON can hold."""
+def to_lists(array: np.ndarray) -> list[Any]:
+    """Return an array as nested lists that JSON can hold; None stands for NaN and infinity."""
     values = [_to_number(value) for value in array.ravel().tolist()]
     for size in reversed(array.shape[1:]):
         values = [values[i : i + size] for i in range(0, len(values), size)]
@@ -210,6 +211,6 @@ def _to_lists(array: np.ndarray) -> list[Any]:
 
 
 def _to_number(value: float) -> int | float | None:
-    if value != value:
+    if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() else value

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from fedgft.cli import bench_submissions
 from fedgft.cli.console import bar, note, output, print_json, print_table, wrote
-from fedgft.cli.options import Flag, Many, Place, Whole
+from fedgft.cli.options import Flag, Place, Whole, read_list
 from fedgft.errors import FedgftError, LazyModule
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ runner = LazyModule("fedgft.bench.bench_runner")
 tracks_module = LazyModule("fedgft.bench.tracks")
 
 OUT = Path("results/bench")
-Names = Annotated[tuple[str, ...], Many]
+Names = Annotated[
+    tuple[str, ...],
+    Parameter(consume_multiple=True, negative="", show_default=False, converter=read_list),
+]  # `a b` or `a,b`; none of them means all
 OutFolder = Annotated[Place, Parameter(name=("--out", "-o"))]
 app = App(name="bench", help="Compare all methods on frozen tracks, on held-out rows.")
 
@@ -29,9 +32,9 @@ app = App(name="bench", help="Compare all methods on frozen tracks, on held-out 
 @app.default
 def bench(
     *,
-    track: Names | None = None,
-    methods: Names | None = None,
-    metrics: Names | None = None,
+    track: Names = (),
+    methods: Names = (),
+    metrics: Names = (),
     league: Literal["blind", "aware", "both"] = "both",
     seeds: Whole | None = None,
     shard: str = "1/1",
@@ -67,10 +70,10 @@ def bench(
     fedgft bench --track compas-race --methods fedgft fedgft-control --seeds 5
     fedgft bench --shard 1/2 --out first
     """
-    chosen = entrants.choose_entrants(methods, league)
+    chosen = entrants.choose_entrants(methods or None, league)
     part = _read_shard(shard)
-    found, skipped = _find_tracks(track or ())
-    plan = runner.BenchPlan(tuple(found), chosen, metrics, seeds, part)
+    found, skipped = _find_tracks(track)
+    plan = runner.BenchPlan(tuple(found), chosen, metrics or None, seeds, part)
     with bar() as progress:
         progress.expect(sum(plan.count_work(cell) for cell in plan.own_cells))
         made = runner.run_bench(plan, out_, progress.advance, skipped=skipped)
