@@ -117,8 +117,8 @@ def project_to_ball(multipliers: np.ndarray, most: float) -> np.ndarray:
 
 
 def _cotangent(
-    metric: Metric, force: np.ndarray, mean: Statistics, pooled: Statistics
+    metric: Metric, force: np.ndarray, mean: np.ndarray, pooled: np.ndarray
 ) -> Statistics:
-    """Return d<force, rates - pooled rates>/dS."""
+    """Return d<force, rates - pooled rates>/dS; `pooled` has one group."""
     of_all = metric.through_rates(-force.sum(-1, keepdims=True), pooled)
     return metric.through_rates(force, mean) + of_all
