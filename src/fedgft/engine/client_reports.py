@@ -40,6 +40,7 @@ def count_scores(index: RowIndex, units: Units, log_odds: np.ndarray) -> np.ndar
     """
     _, cell = _locate_rows(index, units)
     scores = 0.5 * (1 + np.tanh(0.5 * (log_odds[:, 1] - log_odds[:, 0])))
+    scores = np.where(np.isfinite(scores), scores, 0.0)  # of a model that has diverged
     bins = np.minimum((scores * SCORE_BINS).astype(np.int64), SCORE_BINS - 1)
     size = units.count.size * SCORE_BINS
     flat = np.bincount(cell * SCORE_BINS + bins, minlength=size).astype(np.float64)

@@ -272,7 +272,8 @@ def _gradient(table, batch, weight, label, price, curve, vectors):
         else:
             for q in range(BLOCK):
                 c = cell[row[q]]
-                cost = price[c] + curve[c, min(np.int64(z[q] * bins), bins - 1)]
+                at = min(max(np.int64(z[q] * bins), 0), bins - 1)  # a NaN has no place
+                cost = price[c] + curve[c, at]
                 z[q] = weight[c] * (z[q] - label[c]) + cost * z[q] * (one - z[q])
         add_rows(x, row, z, g)
     share = w.dtype.type(1.0 / batch.shape[0])

@@ -202,7 +202,7 @@ def _gradient(u: Array, batch: Array, table: Table, work: Training, i: int) -> A
     error = work.weight[i, cell] * (p - work.label[i, cell]) + work.price[i, cell] * p * (1 - p)
     bins = work.curve.shape[2]
     if bins:
-        at = np.minimum((p * bins).astype(np.int64), bins - 1)
+        at = np.minimum((np.nan_to_num(p) * bins).astype(np.int64), bins - 1)
         error = error + work.curve[i, cell, at] * p * (1 - p)
     g = (error @ x) / u.dtype.type(len(batch))
     return (g - table.mean[run] * g[table.bias]) * table.inverse[run]
