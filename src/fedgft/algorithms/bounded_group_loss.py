@@ -46,14 +46,15 @@ class BoundedGroupLoss:
     def init(self, count: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Return theta, rho (r, g), the number of classes, and the number of measured models."""
         check_number_per_run("target", self.target, least=0, runs=len(count))
-        rows = count.sum((1, 2))[:, :-1]
-        return np.zeros(rows.shape), rows / rows.sum(1, keepdims=True), count.shape[2], 0
+        rows = count.sum((1, 2))
+        rho = rows[:, :-1] / rows.sum(1, keepdims=True)
+        return np.zeros(rho.shape), rho, count.shape[2], 0
 
     def update(self, state: tuple, cohort: Cohort, reports: ClientReports) -> tuple:
         """Return the state after the losses of a model; the untrained one changes nothing."""
         theta, rho, classes, measured = state
         if measured:
-            losses, _ = mean_group_losses(reports, cohort)
+            losses = mean_group_losses(reports, cohort)
             theta = theta + self.rate * (losses - per_run(self.target, len(theta), 1))
         return theta, rho, classes, measured + 1
 

@@ -61,7 +61,7 @@ class ErrorWeights:
 
     def terms(self, state: tuple, cohort: Cohort) -> LossTerms:
         """Return one plus what a wrong decision costs a row more than the right one."""
-        cost = self._ascent.costs(state, classes=2)
+        cost = self._ascent.costs(state)
         if cost is None:
             return LossTerms()
         extra = (cost[..., 1] - cost[..., 0])[cohort.run]

@@ -18,7 +18,6 @@ constraints, and the ensemble of personal models that serves them, are not part 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -61,17 +60,20 @@ class DualAscent:
 
     reads: tuple[str, ...] = ()
 
-    def init(self, count: np.ndarray) -> tuple[None, None, int]:
-        """Return the multipliers and the cotangent, which are not known yet, and the rounds."""
+    def init(self, count: np.ndarray) -> tuple[None, None, int, int]:
+        """Return the multipliers and the cotangent, which are not known yet, and two numbers.
+
+        These are the numbers of classes and of measured models.
+        """
         check_number_per_run("target", self.target, least=0, runs=len(count))
         check_number_per_run("lam", self.rate, least=0, runs=len(count))
-        return None, None, 0
+        return None, None, count.shape[2], 0
 
-    def update(self, state: tuple[Any, Any, int], cohort: Cohort, reports: ClientReports) -> tuple:
+    def update(self, state: tuple, cohort: Cohort, reports: ClientReports) -> tuple:
         """Return the state after the sums of a model; the untrained one changes nothing."""
-        multipliers, _, measured = state
+        multipliers, _, classes, measured = state
         mean = cohort.mean(client_means(self.metric, reports.sums, "hard"))
-        known = (mean[:, 1] > 0).all((-2, -1))
+        known = np.asarray((mean[:, 1] > 0).all((-2, -1)))
         rates = self.metric.rates(np.where(known[:, None, None, None], mean, 1.0))
         pooled = mean.sum(-1, keepdims=True)
         apart = rates - self.metric.rates(np.where(known[:, None, None, None], pooled, 1.0))
@@ -84,21 +86,19 @@ class DualAscent:
             multipliers = project_to_ball(raised, self.most)
         force = multipliers[0] - multipliers[1]
         v = _cotangent(self.metric, force, mean, pooled)
-        return multipliers, np.where(known[:, None, None, None], v, 0.0), measured + 1
+        return multipliers, np.where(known[:, None, None, None], v, 0.0), classes, measured + 1
 
-    def costs(self, state: tuple[Any, Any, int], classes: int) -> Price | None:
+    def costs(self, state: tuple) -> Price | None:
         """Return what each decision costs a row, (r, label, group, class); None: not known yet."""
-        _, v, _ = state
+        _, v, classes, _ = state
         return None if v is None else price(self.metric, v, classes)
 
-    def terms(self, state: tuple[Any, Any, int], cohort: Cohort) -> LossTerms:
+    def terms(self, state: tuple, cohort: Cohort) -> LossTerms:
         """Return the matrices M as weights (their sums) and labels (their shares)."""
-        _, v, _ = state
-        if v is None:
+        cost = self.costs(state)
+        if cost is None:
             return LossTerms()
-        classes = self.metric.classes(v.shape[-2])
-        cost = self.costs(state, classes)
-        matrix = np.eye(classes)[:, None, :] - cost
+        matrix = np.eye(cost.shape[-1])[:, None, :] - cost
         low = matrix.min((1, 2, 3), keepdims=True)
         matrix = matrix + np.where(low < 0, SMALLEST - low, 0.0)
         weights = matrix.sum(-1)
@@ -117,8 +117,8 @@ def project_to_ball(multipliers: np.ndarray, most: float) -> np.ndarray:
 
 
 def _cotangent(
-    metric: Metric, force: np.ndarray, mean: Statistics, pooled: Statistics
+    metric: Metric, force: np.ndarray, mean: np.ndarray, pooled: np.ndarray
 ) -> Statistics:
-    """Return d<force, rates - pooled rates>/dS."""
+    """Return d<force, rates - pooled rates>/dS; `pooled` has one group."""
     of_all = metric.through_rates(-force.sum(-1, keepdims=True), pooled)
     return metric.through_rates(force, mean) + of_all

@@ -9,7 +9,7 @@ of the rows, and weights mu on the simplex:
 
 with the projection onto the points of the simplex that give every group at least `FLOOR`.
 
-The result is the mean of the iterates (`IterateAveraging`). The published method makes one full
+The result is the mean of the iterates (`IterateAverage`). The published method makes one full
 gradient step per round; here clients train as settings say. It makes groups equally well off where
 the loss of the worst group can be lowered; it does not ask for equal rates of decisions.
 """
@@ -51,7 +51,7 @@ class MinimaxGroups:
         """Return the state after the losses of a model; the untrained one changes nothing."""
         mu, rho, classes, measured = state
         if measured:
-            losses, _ = mean_group_losses(reports, cohort)
+            losses = mean_group_losses(reports, cohort)
             known = rho > 0
             rest = 1 - FLOOR * known.sum(1, keepdims=True)
             raised = mu + per_run(self.lam, len(mu), 1) * losses - FLOOR

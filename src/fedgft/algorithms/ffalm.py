@@ -42,30 +42,34 @@ class LossParity:
     growth: float = 1.05
     reads: tuple[str, ...] = ("losses",)
 
-    def init(self, count: np.ndarray) -> tuple[np.ndarray, None, None, int, int]:
-        """Return the multipliers (r,), the clients' differences and shares, classes and rounds."""
+    def init(self, count: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
+        """Return the state: multipliers (r,), each client's difference and shares, and more.
+
+        A client has the difference 0 until it is measured. The state ends with the number of
+        classes and of measured models.
+        """
         check_number_per_run("lam", self.lam, least=0, runs=len(count))
         if count.shape[-1] != 3:
             text = f"compares two groups, and there are {count.shape[-1] - 1}"
             raise FedgftError(f"ffalm {text}", kind="unsupported")
-        return np.zeros(len(count)), None, None, count.shape[2], 0
+        rows = count.sum(2)
+        shares = rows[..., :-1] / np.maximum(rows.sum(2, keepdims=True), 1.0)
+        shares = np.where((shares > 0).all(2, keepdims=True), shares, np.inf)
+        return np.zeros(len(count)), np.zeros(count.shape[:2]), shares, count.shape[2], 0
 
     def update(self, state: tuple, cohort: Cohort, reports: ClientReports) -> tuple:
         """Return the state after the clients' losses; the untrained model changes nothing."""
-        multiplier, _, _, classes, measured = state
-        losses, shares = own_group_losses(reports)
-        known = (shares > 0).all(1)
-        difference = np.where(known, losses[:, 0] - losses[:, 1], 0.0)
+        multiplier, difference, shares, classes, measured = state
         if measured:
+            losses = own_group_losses(reports)
+            at = (cohort.run, cohort.client)
+            known = np.isfinite(shares[at]).all(1)
+            own = np.where(known, losses[:, 0] - losses[:, 1], 0.0)
             eta = self.rate * per_run(self.lam, len(multiplier)) / self.growth ** (measured - 1)
-            multiplier = multiplier + eta * cohort.mean(difference)
-        return (
-            multiplier,
-            difference,
-            np.where(known[:, None], shares, np.inf),
-            classes,
-            measured + 1,
-        )
+            multiplier = multiplier + eta * cohort.mean(own)
+            difference = difference.copy()
+            difference[at] = own
+        return multiplier, difference, shares, classes, measured + 1
 
     def terms(self, state: tuple, cohort: Cohort) -> LossTerms:
         """Return the row weights of each client; a client without one of the groups has none."""
@@ -73,6 +77,7 @@ class LossParity:
         if measured < 2:
             return LossTerms()
         beta = per_run(self.lam, len(multiplier)) * self.growth ** (measured - 2)
-        force = multiplier[cohort.run] + beta[cohort.run] * difference
-        weights = 1 + force[:, None] * np.array([1.0, -1.0]) / shares
+        at = (cohort.run, cohort.client)
+        force = multiplier[cohort.run] + beta[cohort.run] * difference[at]
+        weights = 1 + force[:, None] * np.array([1.0, -1.0]) / shares[at]
         return LossTerms(weigh_groups(weights, classes))

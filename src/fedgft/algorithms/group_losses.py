@@ -6,30 +6,21 @@ from fedgft.algorithms.loss_rules import ClientReports
 from fedgft.algorithms.weightings import Cohort
 
 
-def mean_group_losses(reports: ClientReports, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean loss and the share of rows of each group, over all clients of a run.
-
-    Returns
-    -------
-    losses
-        (r, g): the mean cross-entropy; 0 for a group without rows.
-    shares
-        (r, g): the group's share of the rows whose group is recorded.
-    """
-    return by_group(cohort.sum(reports.read_losses()), cohort.sum(reports.sums.count))
+def mean_group_losses(reports: ClientReports, cohort: Cohort) -> np.ndarray:
+    """Return the mean loss of each group over all clients of a run, (r, g); 0 without rows."""
+    return _divide_by_rows(cohort.sum(reports.read_losses()), cohort.sum(reports.sums.count))
 
 
-def own_group_losses(reports: ClientReports) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean loss and the share of rows of each group at each client, (u, g) each."""
-    return by_group(reports.read_losses(), reports.sums.count)
+def own_group_losses(reports: ClientReports) -> np.ndarray:
+    """Return the mean loss of each group at each client, (u, g); 0 without rows."""
+    return _divide_by_rows(reports.read_losses(), reports.sums.count)
 
 
-def by_group(losses: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean losses and shares of rows by group, (..., g), from sums (..., c, g + 1)."""
+def _divide_by_rows(losses: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return mean losses by group, (..., g), from sums (..., c, g + 1)."""
     rows = count[..., :-1].sum(-2)
-    total = rows.sum(-1, keepdims=True)
     means = losses[..., :-1].sum(-2) / np.where(rows > 0, rows, 1.0)
-    return np.where(rows > 0, means, 0.0), rows / np.where(total > 0, total, 1.0)
+    return np.where(rows > 0, means, 0.0)
 
 
 def weigh_groups(weights: np.ndarray, classes: int) -> np.ndarray:

@@ -112,7 +112,8 @@ class LossRule(Protocol):
         Returns the loss of each client of the cohort.
     """
 
-    reads: tuple[str, ...]
+    @property
+    def reads(self) -> tuple[str, ...]: ...
 
     def init(self, count: np.ndarray) -> Any: ...
 

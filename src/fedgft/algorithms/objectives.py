@@ -173,7 +173,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_choice("price_on", self.price_on, get_args(PriceOn))
-        if self.price_on == "decisions" and any("curve" in r.reads for r in self.loss_rules):
+        if self.price_on == "decisions" and self.has_curves:
             raise FedgftError("a price by the score is paid for scores", field="price_on")
 
     def init(self, runs: int, loop: Loop | None = None) -> States:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgft.algorithms.loss_rules import ClientReports, LossTerms, per_run
+from fedgft.algorithms.loss_rules import SMALLEST_SHARE, ClientReports, LossTerms, per_run
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.metrics import Metric, price
 from fedgft.validation import check_number, check_number_per_run
@@ -49,38 +49,46 @@ class LocalMomentum:
         check_number("momentum", self.momentum)
 
     def init(self, count: np.ndarray) -> tuple:
-        """Return lam (NaN: not measured), velocity, the last cotangents, classes and rounds."""
+        """Return the state of every client: lam (NaN: not measured), velocity, last cotangent.
+
+        The state ends with the number of classes and of measured models.
+        """
         check_number_per_run("target", self.target, least=0, runs=len(count))
         velocity = np.zeros(count.shape[:2])
         return np.full_like(velocity, np.nan), velocity, None, count.shape[2], 0
 
     def update(self, state: tuple, cohort: Cohort, reports: ClientReports) -> tuple:
         """Return the state after each client's own gap; the untrained model changes nothing."""
-        share, velocity, _, classes, measured = state
+        share, velocity, cotangents, classes, measured = state
         own = client_means(self.metric, reports.sums)
         filled = _fill_missing(own, cohort.mean(own)[cohort.run])
         gap = self.metric.readout(filled)
         known = np.isfinite(gap)
         gradient = np.where(known[:, None, None, None], self.metric.gradient(filled), 0.0)
         v = np.where((own[:, 1:] > 0) & np.isfinite(gradient), gradient, 0.0)
+        if cotangents is None:
+            cotangents = np.zeros((*share.shape, *v.shape[1:]))
         if measured:
             at = (cohort.run, cohort.client)
-            over = per_run(self.target, len(share))[cohort.run] - np.where(known, gap, 0.0)
+            target = per_run(self.target, len(share))[cohort.run]
+            over = target - np.where(known, gap, 0.0)
             moved = self.momentum * velocity[at] + np.where(known, over, 0.0)
-            first = np.maximum(-over, 0.0) / (1 - per_run(self.target, len(share))[cohort.run])
+            first = np.maximum(-over, 0.0) / np.maximum(1 - target, SMALLEST_SHARE)
             next_share = np.clip(share[at] - self.alpha * moved, 0.0, 1.0)
             is_new = np.isnan(share[at])
-            share, velocity = share.copy(), velocity.copy()
+            share, velocity, cotangents = share.copy(), velocity.copy(), cotangents.copy()
+            cotangents[at] = v
             velocity[at] = np.where(is_new, 0.0, moved)
             share[at] = np.where(is_new, np.where(known, first, 0.0), next_share)
-        return share, velocity, v, classes, measured + 1
+        return share, velocity, cotangents, classes, measured + 1
 
     def terms(self, state: tuple, cohort: Cohort) -> LossTerms:
         """Return the weight 1 - lam of each row and the price lam <dG/dS, d statistics / dp>."""
-        share, _, v, classes, measured = state
+        share, _, cotangents, classes, measured = state
         if measured < 2:
             return LossTerms()
-        lam = share[cohort.run, cohort.client]
+        lam = np.nan_to_num(share[cohort.run, cohort.client])
+        v = cotangents[cohort.run, cohort.client]
         weights = np.broadcast_to((1 - lam)[:, None, None], (len(lam), classes, v.shape[-1] + 1))
         return LossTerms(weights, price=lam[:, None, None, None] * price(self.metric, v, classes))
 

@@ -102,9 +102,8 @@ class Weighting(Protocol):
 
     `sees` says which sums of the clients it needs. A rule that needs the clients' losses or the
     lengths of their updates has an attribute `reads_losses` or `reads_moves` that is true. `init`
-    takes the number of rows (run, client)
-    and returns a state. `coefficients` returns the coefficient of each unit's update and the next
-    state.
+    takes the number of rows (run, client) and returns a state. `coefficients` returns the
+    coefficient of each unit's update and the next state.
     """
 
     @property
@@ -151,6 +150,14 @@ class FedNova:
     @property
     def sees(self) -> Sees:
         return self.inner.sees
+
+    @property
+    def reads_losses(self) -> bool:
+        return getattr(self.inner, "reads_losses", False)
+
+    @property
+    def reads_moves(self) -> bool:
+        return getattr(self.inner, "reads_moves", False)
 
     def init(self, sizes: np.ndarray) -> Any:
         """Return the state of the inner weighting."""

@@ -15,16 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedgft.bench.datasheets import ACS, ADULT, CELEBA, COMPAS, LAW, Datasheet
 from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.encode import suggest_name
-from fedgft.data.images import get_cache_folder, load_celeba
+from fedgft.data.images import load_celeba
 from fedgft.data.partition import PartitionKind, make_rng, partition
 from fedgft.data.public import SOURCES, load
+from fedgft.data.remote_files import get_cache_folder
 from fedgft.errors import FedgftError
 
 PARTS = ("train", "inner", "test")
@@ -256,8 +256,7 @@ def _read_acs() -> Dataset:
     if missing:
         text = f"the data set acs of {ACS_YEAR} is not in the cache for {', '.join(missing)}"
         raise FedgftError(f"{text}: fetch them by `fedgft data get acs`", kind="file")
-    read: Any = load  # which takes a year and states for this data set alone
-    return read("acs", year=ACS_YEAR, states=ACS_STATES)
+    return load("acs", year=ACS_YEAR, states=ACS_STATES)
 
 
 @lru_cache

@@ -37,7 +37,8 @@ def report_rows(
     logits = np.bincount(cell, logs[:, 1] - logs[:, 0], units.count.size)
     histograms = np.zeros((*shape, bins))
     if bins:
-        at = np.minimum((np.exp(logs[:, 1]) * bins).astype(np.int64), bins - 1)
+        scores = np.nan_to_num(np.exp(logs[:, 1]))  # NaN if the model has diverged
+        at = np.minimum((scores * bins).astype(np.int64), bins - 1)
         counts = np.bincount(cell * bins + at, minlength=units.count.size * bins)
         histograms = counts.reshape(*shape, bins).astype(np.float64)
     return losses.reshape(shape), logits.reshape(shape), histograms

@@ -335,7 +335,8 @@ class RoundLoop(TrainingLoop):
     def _squared_moves(self, state: State, block: Any, cohort: Cohort) -> np.ndarray:
         """Return the squared distance of each trained model from the one that it started from."""
         moved = self.executor.to_host(block - state.params[cohort.run])
-        return np.square(moved.astype(np.float64)).sum(1)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a model that has diverged
+            return np.square(moved.astype(np.float64)).sum(1)
 
     def _park(self, block: Any) -> Any:
         return self.executor.buffers.park(block)

@@ -153,7 +153,8 @@ class FusedExecutor:
         )
         self._share(kernels.report, high - low, work)
         sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
-        sums[~np.isfinite(block).all(1)[which]] = np.nan
+        diverged = ~np.all(np.isfinite(block), axis=1)
+        sums[diverged[which]] = np.nan
         found = sums[:, :-1].reshape(*units.count.shape, 2 + bins)
         return found[..., 0], found[..., 1], found[..., 2:]
 

@@ -272,7 +272,8 @@ def _gradient(table, batch, weight, label, price, curve, vectors):
         else:
             for q in range(BLOCK):
                 c = cell[row[q]]
-                cost = price[c] + curve[c, min(np.int64(z[q] * bins), bins - 1)]
+                at = min(max(np.int64(z[q] * bins), 0), bins - 1)  # a NaN has no place
+                cost = price[c] + curve[c, at]
                 z[q] = weight[c] * (z[q] - label[c]) + cost * z[q] * (one - z[q])
         add_rows(x, row, z, g)
     share = w.dtype.type(1.0 / batch.shape[0])
@@ -462,7 +463,8 @@ def report(begin, end, block_rows, table, work):
                 if bins > 0:
                     score = 1.0 / (1.0 + odds)
                     score = score if logit >= 0 else 1.0 - score
-                    sums[i, c, 2 + min(np.int64(score * bins), bins - 1)] += 1.0
+                    at_bin = np.int64(score * bins)  # any number, if the model has diverged
+                    sums[i, c, 2 + max(0, min(at_bin, bins - 1))] += 1.0
 
 
 @jit

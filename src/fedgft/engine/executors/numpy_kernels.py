@@ -201,7 +201,7 @@ def _gradient(u: Array, batch: Array, table: Table, work: Training, i: int) -> A
     error = work.weight[i, cell] * (p - work.label[i, cell]) + work.price[i, cell] * p * (1 - p)
     bins = work.curve.shape[2]
     if bins:
-        at = np.minimum((p * bins).astype(np.int64), bins - 1)
+        at = np.minimum((np.nan_to_num(p) * bins).astype(np.int64), bins - 1)
         error = error + work.curve[i, cell, at] * p * (1 - p)
     g = (error @ x) / u.dtype.type(len(batch))
     return (g - table.mean[run] * g[table.bias]) * table.inverse[run]
@@ -232,7 +232,7 @@ def report(begin: int, end: int, block_rows: int, table: Table, work: Measuremen
         work.sums[i, :, 0] = np.bincount(cell, weights=loss, minlength=cells)
         work.sums[i, :, 1] = np.bincount(cell, weights=z, minlength=cells)
         if bins:
-            at = np.minimum((_sigmoid(z) * bins).astype(np.int64), bins - 1)
+            at = np.clip(np.nan_to_num(_sigmoid(z) * bins).astype(np.int64), 0, bins - 1)
             counts = np.bincount(cell * bins + at, minlength=cells * bins)
             work.sums[i, :, 2:] = counts.reshape(cells, bins)
 

@@ -375,7 +375,7 @@ class ClientBuffers:
         price = self.price[cell]
         if len(self.curve):
             bins = self.curve.shape[1]
-            at = (probs[:, 1] * bins).long().clamp(max=bins - 1)
+            at = (probs[:, 1] * bins).long().clamp(0, bins - 1)
             price = price + self.curve[cell, at].unsqueeze(1) * price.new_tensor([0.0, 1.0])
         pull = common.residual(probs, self.labels[cell], self.weights[cell], price) / size
         pull = pull.to(logits.dtype)
