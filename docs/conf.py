@@ -81,7 +81,7 @@ MENU = {
         "algorithm",
     ),
     "Explanation": ("idea", "simulator", "others", "threat-model", "unsupported", "faq"),
-    "Reference": ("commands", "python", "audit-reference", "train-reference", "tracks"),
+    "Reference": ("commands", "python", "audit-reference", "train-reference", "bench", "tracks"),
     "Results": ("speed", "paper-vs-code", "/results/README"),
     "Project": ("/CHANGELOG", "/CONTRIBUTING", "/hardening/README", "/benchmarks/README"),
 }
