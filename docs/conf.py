@@ -85,6 +85,7 @@ MENU = {
         "commands",
         "python",
         "data-sets",
+        "bench",
         "tracks",
         "audit-reference",
         "train-reference",

@@ -32,6 +32,8 @@ PARSED = {
     "adult": "fetches a data set",
     "compas": "fetches a data set",
     **dict.fromkeys(TRACKS, "fetches a data set"),
+    "board": "the whole benchmark (tests/test_bench_runner.py)",
+    "--shard": "half of the benchmark (tests/test_bench_runner.py)",
     "examples/bench_sklearn.py": "fetches a data set (tests/test_examples.py)",
     "submission.csv": "what this example writes (tests/test_bench_submission_commands.py)",
     "examples/audit_sites.py": "compared with the page below",

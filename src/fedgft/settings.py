@@ -60,6 +60,7 @@ Norms = Literal["shared", "local"]
 Spread = Literal["range", "deviation", "variance", "squares"]
 FairFedRule = Literal["subtract", "authors", "exp"]
 Control = Literal["decisions", "scores"]
+PriceOn = Literal["scores", "decisions"]
 State = Literal["keep", "reset", "reset-first", "shared"]
 Schedule = Literal["constant", "cosine", "step", "inverse-sqrt", "inverse"]
 Start = Literal["common", "own"]
@@ -295,6 +296,12 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             Control,
             "Which gap fedgft-control brings within the target: of decisions or of scores",
             unset="decisions",
+        ),
+        "price_on": _choice(
+            PriceOn,
+            "What the prices of fedgft-control are paid for; scores: a term of the loss, "
+            "decisions: weights of rows, which need fewer rounds",
+            unset="scores",
         ),
         "pick": _strength(
             "fedgft-control selects its model from this share of the rounds, the last ones",

@@ -13,7 +13,7 @@ are affine in the scores, so v acts as a price on them: `price[label, group, cla
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -24,11 +24,11 @@ from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
 from fedgft.metrics import Metric, price
 from fedgft.metrics.metric import SPREADS, Price, Statistics, Weights, spread_gradient
+from fedgft.settings import PriceOn
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_number_per_run
 
 States = tuple[Any, ...]  # one per penalty, or one per loss rule
-PriceOn = Literal["scores", "decisions"]
 
 SLOPES: dict[str, Callable[[Any], Any]] = {
     "l1": lambda gap: 1.0 + 0.0 * gap,

@@ -30,14 +30,14 @@ from fedgft.algorithms.fedfb import FairBatchWeights
 from fedgft.algorithms.fedminmax import MinimaxGroups
 from fedgft.algorithms.ffalm import LossParity
 from fedgft.algorithms.local_control import LocalController
-from fedgft.algorithms.objectives import LinearizedPenalty, Objective, PriceOn, reweigh
+from fedgft.algorithms.objectives import LinearizedPenalty, Objective, reweigh
 from fedgft.algorithms.puffle import LocalMomentum
 from fedgft.algorithms.qffl import PowerOfLosses
 from fedgft.algorithms.servers import Adaptive, Averaging, IterateAverage, Server, ServerMomentum
 from fedgft.algorithms.weightings import BySize, FairFed, FairFedRule, FedNova, Weighting
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, get_metric
-from fedgft.settings import Spread
+from fedgft.settings import PriceOn, Spread
 from fedgft.validation import check_choice, check_instance
 
 PerRun = float | np.ndarray  # one number, or one per run
@@ -241,8 +241,8 @@ METHODS: dict[str, Method] = {
         "FedGFT control",
         fedgft_control,
         "target",
-        options=("kind", "pick", "local_target"),
-        settings=("local_target", "control", "pick", "noise"),
+        options=("kind", "pick", "local_target", "price_on"),
+        settings=("local_target", "control", "pick", "price_on", "noise"),
     ),
     "fedfb": Method("FedFB", fedfb, "lam", (), _ROUND_SUMS, 0.3, (0.05, 0.1, 0.3, 1.0, 2.0)),
     "fairgrad": Method("FairGrad", fairgrad, "lam", (), _ROUND_SUMS, 1.0, (0.1, 0.3, 1.0, 3.0)),
@@ -308,6 +308,7 @@ def get_method(
     kind: Kind = "hard",
     pick: float = 0.6,
     local_target: PerRun | None = None,
+    price_on: PriceOn = "scores",
 ) -> Algorithm:
     """Make a method by its name.
 
@@ -327,6 +328,8 @@ def get_method(
         Options of fedgft-control; see `Controller`.
     local_target
         Option of fedgft-control: the target of each client's own gap; see `LocalController`.
+    price_on
+        Option of fedgft-control: what prices are paid for; see `Objective`.
     """
     method = METHODS[check_choice("method", name, tuple(METHODS))]
     if metric.every_threshold and method.make not in (fedgft, fedavg, lrw):
@@ -335,7 +338,7 @@ def get_method(
     if method.strength is None:
         return method.make()
     options: dict[str, Any] = {"penalty": penalty, "spread": spread, "rule": rule}
-    options |= {"kind": kind, "pick": pick, "local_target": local_target}
+    options |= {"kind": kind, "pick": pick, "local_target": local_target, "price_on": price_on}
     return method.make(metric, strength, **{key: options[key] for key in method.options})
 
 

@@ -27,6 +27,7 @@ METHODS_BY_OPTION = {  # options that only some of the methods use
     "local_target": ("fedgft-control",),
     "control": ("fedgft-control",),
     "pick": ("fedgft-control",),
+    "price_on": ("fedgft-control",),
     "noise": ("fairfed", "fedgft", "fedgft-control"),
 }
 
@@ -311,7 +312,7 @@ def choose_method(method: MethodName | None, options: Options) -> MethodName:
         return "fedgft-control"
     if method is not None:
         return method
-    if options.given("target", "local_target", "control", "pick"):
+    if options.given("target", "local_target", "control", "pick", "price_on"):
         return "fedgft-control"
     is_published = options.given("lam", "penalty", "spread") or options.protocol == "paper"
     return "fedgft" if is_published else "fedgft-control"

@@ -32,7 +32,7 @@ from fedgft.engine import Settings
 from fedgft.errors import FedgftError
 from fedgft.formatting import join_names
 from fedgft.metrics import Kind, Metric
-from fedgft.settings import Spread
+from fedgft.settings import PriceOn, Spread
 from fedgft.validation import check_choice
 
 LAMS = (1.0, 10.0, 20.0, 50.0)
@@ -85,6 +85,8 @@ class Protocol:
         The target of each client's own gap, of fedgft-control; None: local gaps are not limited.
     control, pick
         Which gap fedgft-control measures, and the share of rounds it picks from, see `Controller`.
+    price_on
+        What the prices of fedgft-control are paid for, see `Objective`.
     base, mu, server_lr
         The federated algorithm that the methods extend, see `with_base`.
     train_rows, test_rows
@@ -112,6 +114,7 @@ class Protocol:
     spread: Spread = "range"
     local_target: float | None = None
     control: Kind = "hard"
+    price_on: PriceOn = "scores"
     pick: float = 0.6
     base: str = "fedavg"
     mu: float | None = None
@@ -145,6 +148,7 @@ class Protocol:
             kind=self.control,
             pick=self.pick,
             local_target=self.local_target,
+            price_on=self.price_on,
         )
         return with_base(algorithm, self.base, mu=self.mu, server_lr=self.server_lr)
 
