@@ -362,7 +362,7 @@ def cohorts(options: Options) -> Part:
 def sample(
     data: str, alpha: float, metric: Metric, number: int, lr: float, seeds: int, *, remember: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Train with sampled cohorts; return test accuracy and the gap on the training rows, (seed,)."""
+    """Train with sampled cohorts; return test accuracy and the gap on training rows, (seed,)."""
 
     def forget(loop: RoundLoop, state: Any, cohort: Any, sums: Any) -> tuple[Any, Any, Any]:
         return state, cohort, sums

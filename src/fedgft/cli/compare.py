@@ -12,6 +12,7 @@ import fedgft
 from fedgft.cli.console import MISSED, bar, note, out, output, paragraph, print_json, wrote
 from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, Place, Whole
 from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import format_points
 from fedgft.settings import check_setting
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 session = LazyModule("fedgft.cli.study_session")
 figures = LazyModule("fedgft.study.figures")
 post_processing = LazyModule("fedgft.study.post_processing")
+results_module = LazyModule("fedgft.study.results")
 training = LazyModule("fedgft.study.training")
 
 DEFINITIONS = (
@@ -87,6 +89,7 @@ def compare(
         session.print_comparison(found)
         for row in found.rows:
             _print_target(row, found.rows)
+        _print_every_threshold(found.rows)
         note(session.describe_clients(found.study, options, list(dict.fromkeys(alpha))))
     session.print_notes(found.study, list(dict.fromkeys(r.metric for r in found.results)))
     wrote(paths)
@@ -109,6 +112,21 @@ def _print_target(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         return
     paragraph(f"{row['metric']}{where}. {training.describe_target(row, plain)}")
     paragraph(training.suggest_changes(row))
+
+
+def _print_every_threshold(rows: list[dict[str, Any]]) -> None:
+    """For a metric at every threshold: print the largest gap over all thresholds, by method."""
+
+    cells = dict.fromkeys((row["metric"], row["alpha"]) for row in rows if "gap_all_test" in row)
+    for metric, alpha in cells:
+        same = [row for row in rows if (row["metric"], row["alpha"]) == (metric, alpha)]
+        labels = results_module.label_methods([row["method"] for row in same])
+        found = ", ".join(
+            f"{labels[row['method']]} {format_points(row['gap_all_test'])}" for row in same
+        )
+        where = "" if alpha is None else f", alpha {alpha:g}"
+        text = "Largest gap over all thresholds of the scores, held-out rows, in points"
+        paragraph(f"{metric}{where}. {text}: {found}.")
 
 
 def demo(

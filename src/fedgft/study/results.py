@@ -14,6 +14,7 @@ from fedgft.algorithms.controller import ControlReport
 from fedgft.algorithms.local_control import largest_local_gap
 from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.dataset import Dataset
+from fedgft.engine import predict_proba
 from fedgft.formatting import format_points
 from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.metrics.functions import (
@@ -23,6 +24,7 @@ from fedgft.metrics.functions import (
     selection_rates,
 )
 from fedgft.metrics.intervals import FEW, floor, gap_interval
+from fedgft.metrics.score_gaps import largest_gap_over_thresholds
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.study.study import Result, Study
 from fedgft.sums import Sums
@@ -52,6 +54,8 @@ def row(study: Study, result: Result) -> Row:
     values = measure(metric, result.client_sums, result.test_sums)
     if study.protocol.local_target is not None:
         values["local_gap"] = measure_local_gaps(study, result)
+    if metric.every_threshold:
+        values["gap_all_test"] = measure_gaps_over_thresholds(study, result)
     for name, each in values.items():
         missing = int((~np.isfinite(each)).sum())
         if missing:
@@ -108,6 +112,21 @@ def measure_local_gaps(study: Study, result: Result) -> np.ndarray:
     after = result.history.after
     assert after is not None  # studies evaluate on both kinds of rows
     return largest_local_gap(result.metric, after, study.protocol.control)
+
+
+def measure_gaps_over_thresholds(study: Study, result: Result) -> np.ndarray:
+    """(replicate,): the largest gap on the test rows over all thresholds of the scores."""
+    gaps = []
+    for i, federation in enumerate(result.federations):
+        data = federation.dataset
+        rows = federation.test
+        if result.metric.name.startswith("eop"):
+            rows = rows[data.labels[rows] == 1]
+        scores = predict_proba(federation, study.model, result.history.params[i], rows)[:, 1]
+        groups = data.groups[rows]
+        count = len(data.group_names)
+        gaps.append(largest_gap_over_thresholds(scores, groups, num_groups=count))
+    return np.array(gaps)
 
 
 def measure_rounds(result: Result) -> dict[str, np.ndarray]:
