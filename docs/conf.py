@@ -80,7 +80,7 @@ MENU = {
         "metric",
         "algorithm",
     ),
-    "Explanation": ("idea", "simulator", "others", "threat-model", "unsupported", "faq"),
+    "Explanation": ("idea", "methods", "simulator", "others", "threat-model", "unsupported", "faq"),
     "Reference": (
         "commands",
         "python",

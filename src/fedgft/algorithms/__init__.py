@@ -9,6 +9,7 @@ from fedgft.algorithms.corrections import (
     Scaffold,
 )
 from fedgft.algorithms.local_control import LocalController
+from fedgft.algorithms.loss_rules import ClientReports, LossRule, LossTerms
 from fedgft.algorithms.objectives import SLOPES, LinearizedPenalty, Objective, Pricing, reweigh
 from fedgft.algorithms.price_objective import PriceObjective
 from fedgft.algorithms.registry import (
@@ -43,6 +44,7 @@ __all__ = [
     "Algorithm",
     "Averaging",
     "BySize",
+    "ClientReports",
     "Cohort",
     "ControlReport",
     "Controller",
@@ -54,6 +56,8 @@ __all__ = [
     "LocalController",
     "LocalResults",
     "LocalTraining",
+    "LossRule",
+    "LossTerms",
     "Objective",
     "PriceObjective",
     "Pricing",
