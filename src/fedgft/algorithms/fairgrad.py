@@ -12,7 +12,8 @@ and a row of label y and group a, which has the share P of all rows, has the wei
 
 where error(y, a) is the share of wrong decisions among these rows. A weight may become negative;
 the row then pushes the model away from its own label. FairGrad takes a step of eta = 0.01 in every
-batch; with one step per round, eta must be larger by about the number of batches. declearn uses
+batch; with one step per round, eta must be larger by about the number of batches. For statistical
+parity it counts each gap twice, for both decisions, so its eta is half of this one. declearn uses
 w n_yak / n as the weight of a row in a mean over client k's batch, which gives rows of small cells
 a small weight before fairness begins; here w is the weight itself, so that training starts at
 FedAvg.

@@ -409,16 +409,16 @@ def why_no_trees(algorithm: Algorithm, settings: Settings) -> str | None:
     """
     weighting = algorithm.weighting
     problems = {
+        "weights that follow from losses or updates": reads_more(weighting),
+        "losses that change from round to round, or prices of decisions": (
+            bool(algorithm.objective.loss_rules) or algorithm.objective.price_on != "scores"
+        ),
         "a proximal term or a correction of local gradients (`base`, `mu`)": (
             type(algorithm.correction) is not Proximal or algorithm.correction.mu > 0
         ),
         "an optimizer of the server (`base`)": not isinstance(algorithm.server, Averaging),
         "FedNova, which weighs local steps (`base`)": isinstance(weighting, FedNova),
         "weights that follow from locally trained models (`fairfed`)": weighting.sees == "trained",
-        "weights that follow from losses or updates": reads_more(weighting),
-        "losses that change from round to round, or prices of decisions": (
-            bool(algorithm.objective.loss_rules) or algorithm.objective.price_on != "scores"
-        ),
         f"`device` {settings.device}: they grow on the CPU": settings.device != "cpu",
         f"`executor` {settings.executor}, which trains parameters": settings.executor != "auto",
     }
