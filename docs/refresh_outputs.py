@@ -31,6 +31,7 @@ COLUMNS = 80
 LIMIT = 1200  # seconds that one block may take
 ELSEWHERE = re.compile(  # blocks with such a line need other hosts, pictures, hours or an install
     r"^(fedgft (deploy (server|gate|site|init)|demo|reproduce)|pip|make|source)\b"
+    r"|^fedgft bench (merge|--out|--shard)|^fedgft bench score .*--board"
     r"|^fedgft .*--images",
     re.MULTILINE,
 )

@@ -31,6 +31,8 @@ from fedgft.data.generated import synthetic
 from fedgft.engine import predict_proba
 from fedgft.errors import FedgftError
 from fedgft.metrics import get_metric
+from fedgft.rules.federation_rule import fit_rule
+from fedgft.study.post_processing import apply_rule
 from test_bench_tracks import make_track
 from test_cli import run
 
@@ -212,6 +214,21 @@ def test_a_site_that_is_left_out_is_not_trained_on():
         assert len(federation.test) == (owner == site).sum()
         sites[i].add(site)
     assert sites == {0: {0, 1, 2}, 1: {0, 1, 2}}
+
+
+def test_a_group_model_that_is_kept_belongs_to_its_scores():
+    """A rule for other scores of the same federation is that of a federation made anew."""
+    first, second = (OpenTrack.load(track_of(), 1, QUICK).federations[0] for _ in range(2))
+    rng = np.random.default_rng(8)
+    scores = rng.uniform(0.2, 0.8, (2, 600))
+    every = np.arange(600)
+    for each in (scores[0], scores[1]):  # the second call must not find the model of the first
+        kept = fit_rule(first, each, "blind", target={SP: 0.02})
+        again = fit_rule(first, each, "blind", target={SP: 0.02})
+        decisions = [apply_rule(first.dataset, every, rule, each) for rule in (kept, again)]
+        np.testing.assert_array_equal(*decisions)
+    fresh = fit_rule(second, scores[1], "blind", target={SP: 0.02})
+    np.testing.assert_array_equal(decisions[0], apply_rule(second.dataset, every, fresh, scores[1]))
 
 
 # The board

@@ -43,7 +43,6 @@ OVERVIEW = (
     "gap",
     "unseen site",
     "hypervolume",
-    "s per run",
 )
 HEADER = (
     "method",
@@ -165,7 +164,6 @@ def tabulate_overview(scores: Sequence[Score], league: str) -> Table:
             format_points(fmean(lost), sign="") if lost else DASH,
             *(format_points(_mean(each)) for each in numbers),
             _format(_mean([s.hypervolume for s in mine]), 2),
-            _format(_mean([s.seconds for s in mine]), 2),
         )
         lines.append(((-kept, -tied, fmean(lost) if lost else 1.0), cells))
     lines.sort(key=lambda line: line[0])
