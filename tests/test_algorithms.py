@@ -23,9 +23,10 @@ from fedgft.algorithms import (
     with_base,
 )
 from fedgft.algorithms.registry import methods_by_setting
-from fedgft.cli.options import MethodName
+from fedgft.cli.options import METHODS_BY_OPTION, ComparedName, MethodName
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, get_metric
+from fedgft.study import get_protocol
 from paper_formulas import Method
 from reference_training import federate
 from small_federation import (
@@ -274,5 +275,30 @@ def test_one_table_of_methods() -> None:
     """The command line's names and the settings of methods are those of the registry."""
     assert get_args(MethodName) == tuple(METHOD_TABLE)
     readers = methods_by_setting()
-    assert readers["lam"] == readers["penalty"] == ("lft", "fedgft")
-    assert readers["target"] == ("fedgft-control",)
+    assert readers["penalty"] == ("lft", "fedgft")
+    assert {"lft", "fedgft", "fedfb"} <= set(readers["lam"])
+    assert readers["beta"] == ("fairfed", "fade")
+    asked = {name: set(users) for name, users in METHODS_BY_OPTION.items()}
+    assert asked == {name: set(users) for name, users in readers.items()}
+    assert set(METHOD_TABLE) < set(get_args(ComparedName))
+
+
+def test_strengths_have_defaults_and_candidates() -> None:
+    for name, method in METHOD_TABLE.items():
+        made = get_method(name, CATALOG["sp"], method.default)
+        assert isinstance(made, Algorithm)
+        if method.grid:
+            assert method.strength is not None and min(method.grid) >= 0
+        assert method.aim in ("the metric", "losses of groups", "losses of clients")
+
+
+def test_given_strengths_replace_the_candidates_of_a_method() -> None:
+    heldout = get_protocol("heldout")
+    for name, method in METHOD_TABLE.items():
+        if method.strength is None:
+            assert heldout.strength(name) == (0.0,)
+            continue
+        own = method.grid or getattr(heldout, method.strength)
+        assert heldout.strength(name) == own
+        given = replace(heldout, fixed=(method.strength,), **{method.strength: (0.125,)})
+        assert given.strength(name) == (0.125,)

@@ -24,6 +24,8 @@ def torch_spread(statistics: torch.Tensor, spread: str) -> torch.Tensor:
         return (rates.amax(-1) - rates.amin(-1)).amax()
     if spread == "deviation":
         return (rates - overall[:, None]).abs().amax()
+    if spread == "squares":
+        return ((rates - overall[:, None]) ** 2).sum().sqrt()
     return (2 * ((rates - rates.mean(-1, keepdim=True)) ** 2).sum()).sqrt()
 
 

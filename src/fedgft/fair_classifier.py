@@ -85,10 +85,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     target
         The largest gap that the decisions may have over the rows of all clients.
     method
-        "fedgft-control" keeps the target; "fedavg" ignores fairness; "fedgft", "lft", "lrw" and
-        "fairfed" are the published methods.
+        "fedgft-control" keeps the target; "fedavg" ignores fairness; "fedgft", "lft", "lrw",
+        "fairfed" and the other keys of `fedgft.algorithms.METHODS` are published methods.
     lam
-        The strength of "fedgft" and "lft"; None: chosen on held-out rows.
+        The strength of "fedgft", "lft" and other methods; None: chosen on held-out rows.
     model
         "logistic", "mlp", "trees" (gradient boosting; the depth is chosen on held-out rows), a
         model of `fedgft.models` such as ``Trees(max_depth=4)``, or a function that makes a torch
@@ -441,11 +441,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         protocol = get_protocol(self.protocol, trees=isinstance(model, Trees))
         if isinstance(self.model, Trees):
             protocol = replace(protocol, max_depth=(self.model.max_depth,))
-        if self.method != "fedgft-control" and self.target:
-            text = f"is for the method fedgft-control; {self.method} has no target"
+        if METHODS[self.method].strength != "target" and self.target:
+            text = f"is for methods such as fedgft-control; {self.method} has no target"
             raise FedgftError(text, field="target", kind="conflict")
         if self.lam is not None and METHODS[self.method].strength != "lam":
-            text = f"is the strength of fedgft and lft; {self.method} has none of this name"
+            text = f"is the strength of methods such as fedgft; {self.method} has none of this name"
             raise FedgftError(text, field="lam", kind="conflict")
         check_settings({name: getattr(self, name) for name in ("target", "lam", "lr", "rounds")})
         changed: dict[str, Any] = {"target": (self.target,), "base": self.base}

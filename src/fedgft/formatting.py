@@ -136,6 +136,12 @@ def join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def enumerate_names(names: Sequence[str]) -> str:
+    """All names in a sentence: ``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def group_colors(groups: Iterable[str]) -> dict[str, str]:
     """The color of each group: the same groups have the same colors in every figure and page.
 

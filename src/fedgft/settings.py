@@ -308,7 +308,9 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             unset="0.6",
             at_most=1,
         ),
-        "lam": _strength("Strength of fedgft and lft", unset="the protocol's"),
+        "lam": _strength(
+            "Strength of fedgft, lft and most published methods", unset="the method's"
+        ),
         "penalty": _choice(
             ("l1", "l2", "half"),
             "Shape of the penalty on the gap F: l1 is F, l2 is F^2, half is F^2/2",
@@ -321,7 +323,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             "squares: squared distances from the overall rate",
             unset="range",
         ),
-        "beta": _strength("Strength of fairfed", unset="the protocol's"),
+        "beta": _strength("Strength of fairfed and fade", unset="the method's"),
         "fairfed": _choice(
             FairFedRule,
             "Form of FairFed: subtract as published, authors as in their code, exp as in the paper",

@@ -38,7 +38,7 @@ import numpy as np
 
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, price
+from fedgft.metrics import Kind, Metric, check_one_threshold, price
 from fedgft.metrics.metric import Price, Rates, Statistics
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.sums import Sums
@@ -423,6 +423,7 @@ class Controller:
     damp: bool = True
 
     def __post_init__(self) -> None:
+        check_one_threshold(self.metric)
         target = np.asarray(check_number_per_run("target", self.target))
         if not np.all((target >= 0) & (target < 1)):
             raise FedgftError(f"`target` must be at least 0 and below 1, got {self.target}")

@@ -48,6 +48,11 @@ class EveryThreshold:
     lam: float | np.ndarray
     reads: tuple[str, ...] = ("histograms",)
 
+    def __post_init__(self) -> None:
+        if self.metric.name not in EVENTS:
+            text = f"at every threshold are {' and '.join(EVENTS)}, not {self.metric.name}"
+            raise FedgftError(text, field="metric", kind="unsupported")
+
     def init(self, count: np.ndarray) -> np.ndarray | None:
         """Return the curves, which are not known yet."""
         check_number_per_run("lam", self.lam, least=0, runs=len(count))

@@ -17,7 +17,7 @@ import numpy as np
 from fedgft.algorithms.group_losses import project_to_simplex
 from fedgft.algorithms.loss_rules import per_run
 from fedgft.algorithms.weightings import Cohort, LocalResults, Sees, client_means
-from fedgft.metrics import Kind, Metric
+from fedgft.metrics import Kind, Metric, check_one_threshold
 from fedgft.sums import Sums
 from fedgft.validation import check_number_per_run
 
@@ -44,6 +44,9 @@ class CancelingWeights:
     beta: float | np.ndarray = 1.0
     kind: Kind = "hard"
     sees: Sees = "received"
+
+    def __post_init__(self) -> None:
+        check_one_threshold(self.metric)
 
     def init(self, sizes: np.ndarray) -> np.ndarray:
         """Return which clients have rows, (run, client)."""

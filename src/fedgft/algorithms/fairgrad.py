@@ -27,7 +27,7 @@ from fedgft.algorithms.fedfact import DualAscent
 from fedgft.algorithms.loss_rules import ClientReports, LossTerms
 from fedgft.algorithms.weightings import Cohort
 from fedgft.errors import FedgftError
-from fedgft.metrics import Metric
+from fedgft.metrics import Metric, check_one_threshold
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class ErrorWeights:
     lam: float | np.ndarray = 0.01
     slack: float = 1e-6
     reads: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_one_threshold(self.metric)
 
     def init(self, count: np.ndarray) -> tuple:
         """Return the state of the multipliers, and the number of classes."""

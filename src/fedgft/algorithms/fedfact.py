@@ -25,7 +25,7 @@ from fedgft.algorithms.group_losses import project_to_simplex
 from fedgft.algorithms.loss_rules import ClientReports, LossTerms, per_run
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
-from fedgft.metrics import Metric, price
+from fedgft.metrics import Metric, check_one_threshold, price
 from fedgft.metrics.metric import Price, Statistics
 from fedgft.validation import check_number, check_number_per_run
 
@@ -55,6 +55,7 @@ class DualAscent:
     most: float = 5.0
 
     def __post_init__(self) -> None:
+        check_one_threshold(self.metric)
         if not check_number("most", self.most, finite=False) > 0:
             raise FedgftError(f"must be positive, not {self.most:g}", field="most")
 

@@ -22,7 +22,7 @@ from fedgft.algorithms.local_control import LocalController, LocalState
 from fedgft.algorithms.loss_rules import ClientReports, LossRule, LossTerms, shift_to_labels
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
-from fedgft.metrics import Metric, price
+from fedgft.metrics import Metric, check_one_threshold, price
 from fedgft.metrics.metric import SPREADS, Price, Statistics, Weights, spread_gradient
 from fedgft.settings import PriceOn
 from fedgft.sums import Sums
@@ -80,6 +80,7 @@ class LinearizedPenalty:
     spread: str = "range"
 
     def __post_init__(self) -> None:
+        check_one_threshold(self.metric)
         check_choice("penalty", self.penalty, tuple(SLOPES))
         check_choice("spread", self.spread, SPREADS)
         object.__setattr__(self, "lam", check_number_per_run("lam", self.lam, least=0))

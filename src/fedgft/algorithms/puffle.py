@@ -18,7 +18,7 @@ import numpy as np
 
 from fedgft.algorithms.loss_rules import SMALLEST_SHARE, ClientReports, LossTerms, per_run
 from fedgft.algorithms.weightings import Cohort, client_means
-from fedgft.metrics import Metric, price
+from fedgft.metrics import Metric, check_one_threshold, price
 from fedgft.validation import check_number, check_number_per_run
 
 
@@ -45,6 +45,7 @@ class LocalMomentum:
     reads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_one_threshold(self.metric)
         check_number("alpha", self.alpha)
         check_number("momentum", self.momentum)
 

@@ -250,7 +250,7 @@ METHODS: dict[str, Method] = {
     "agnostic-fair": Method(
         "AgnosticFair", agnostic_fair, "lam", (), _ROUND_SUMS, 2.0, (0.5, 2.0, 8.0, 32.0)
     ),
-    "puffle": Method("PUFFLE", puffle, "target", grid=(0.0, 0.02, 0.05, 0.1)),
+    "puffle": Method("PUFFLE", puffle, "target", (), _ROUND_SUMS, grid=(0.0, 0.02, 0.05, 0.1)),
     "fairtrade": Method("FairTrade", fairtrade, "lam", default=20.0),
     "fade": Method("FADE", fade, "beta", (), _ROUND_SUMS, 1.0, (0.5, 1.0)),
     "ffalm": Method(
@@ -317,9 +317,12 @@ def get_method(
     name
         A key of `METHODS`.
     metric
-        The metric whose gap is reduced; ignored by fedavg and lrw.
+        The metric whose gap is reduced; ignored by fedavg, lrw, and the methods that are about
+        losses (`Method.aim`).
     strength
-        `lam` of lft and fedgft, `beta` of fairfed, or `target` of fedgft-control.
+        The setting that `Method.strength` names: `lam` of lft, fedgft and most published methods,
+        `beta` of fairfed and fade, or `target` of fedgft-control, fedfact, puffle and
+        bounded-group-loss.
     penalty, spread
         Options of lft and fedgft; see `LinearizedPenalty`.
     rule

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from fedgft.metrics import Kind, Metric
+from fedgft.metrics import Kind, Metric, check_one_threshold
 from fedgft.metrics.metric import Statistics
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_number_per_run
@@ -200,6 +200,7 @@ class FairFed:
     rule: FairFedRule = "subtract"
 
     def __post_init__(self) -> None:
+        check_one_threshold(self.metric)
         check_choice("rule", self.rule, get_args(FairFedRule))
         object.__setattr__(self, "beta", check_number_per_run("beta", self.beta, least=0))
 

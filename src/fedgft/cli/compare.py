@@ -49,11 +49,14 @@ def compare(
     ----------
     methods
         fedavg, lrw, lft, fairfed, fedgft (as published), fedgft-control (a target for decisions);
+        published: fedfb, fairgrad, fedfact, agnostic-fair, puffle, fairtrade, fade; for the losses
+        of groups or clients: ffalm, fedminmax, bounded-group-loss, afl, q-ffl;
         FedAvg with a decision rule for --target: thresholds (by group), blind (without the group),
         derived (decisions changed by a coin); published rules, which use the group: logofair,
         fedfact-post, cost-lp.
     metrics
-        sp, eop, eo, predictive-parity, acc, fpr, or weighted sums such as sp+0.5*eop.
+        sp, eop, eo, predictive-parity, acc, fpr, or weighted sums such as sp+0.5*eop; sp@all or
+        eop@all: at every threshold of the scores, for fedgft.
     alpha
         How evenly rows are dealt to clients: 0.5 is very uneven, 100 nearly even; with several
         values, each is compared.

@@ -14,21 +14,30 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from cyclopts import Group, Parameter, Token, convert
 
 from fedgft.errors import FedgftError, Kind
+from fedgft.formatting import enumerate_names
 from fedgft.settings import OPTIONS, MethodName, ModelName
 from fedgft.store import expand_user
 
+LAM_METHODS = (
+    *("lft", "fedgft", "fedfb", "fairgrad", "agnostic-fair", "fairtrade"),
+    *("ffalm", "fedminmax", "afl", "q-ffl"),
+)
+ROUND_SUM_METHODS = (  # their server reads the clients' sums in each round
+    *("fairfed", "fedgft", "fedgft-control", "fedfb", "fairgrad", "fedfact", "agnostic-fair"),
+    *("puffle", "fade", "ffalm", "fedminmax", "bounded-group-loss", "afl", "q-ffl"),
+)
 METHODS_BY_OPTION = {  # options that only some of the methods use
-    "lam": ("fedgft", "lft"),
+    "lam": LAM_METHODS,
     "penalty": ("fedgft", "lft"),
     "spread": ("fedgft", "lft"),
-    "beta": ("fairfed",),
+    "beta": ("fairfed", "fade"),
     "fairfed": ("fairfed",),
-    "target": ("fedgft-control",),
+    "target": ("fedgft-control", "fedfact", "puffle", "bounded-group-loss"),
     "local_target": ("fedgft-control",),
     "control": ("fedgft-control",),
     "pick": ("fedgft-control",),
     "price_on": ("fedgft-control",),
-    "noise": ("fairfed", "fedgft", "fedgft-control"),
+    "noise": ROUND_SUM_METHODS,
 }
 
 
@@ -143,18 +152,7 @@ Pairs = Annotated[list[str] | None, Some, Parameter(name="--set")]  # see `parse
 MetricName = str  # a name of the catalog, or a weighted sum of names: get_metric reads it
 Method = Annotated[MethodName, Parameter(converter=read_choice)]
 ComparedName = Literal[
-    "fedavg",
-    "lrw",
-    "lft",
-    "fairfed",
-    "fedgft",
-    "fedgft-control",
-    "thresholds",
-    "blind",
-    "derived",
-    "logofair",
-    "fedfact-post",
-    "cost-lp",
+    MethodName, "thresholds", "blind", "derived", "logofair", "fedfact-post", "cost-lp"
 ]
 Methods = Annotated[tuple[ComparedName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]
@@ -283,7 +281,7 @@ class Options(_SharedOptions):
             users = METHODS_BY_OPTION[name]
             if set(users) & set(methods):
                 continue
-            text = f"`{name}` is for {' and '.join(users)}, and the methods here are "
+            text = f"`{name}` is for {enumerate_names(users)}, and the methods here are "
             text += ", ".join(methods)
             remedy = ""
             if name in ("target", "local_target"):
@@ -296,10 +294,13 @@ class Options(_SharedOptions):
         return notes
 
 
-def choose_method(method: MethodName | None, options: Options) -> MethodName:
+def choose_method(
+    method: MethodName | None, options: Options, metric: MetricName = "sp"
+) -> MethodName:
     """Return the method to train: the one that was given, or the one that fits the options.
 
-    A target asks for fedgft-control, also where the method is called fedgft.
+    A target asks for fedgft-control, also where the method is called fedgft. A metric at every
+    threshold asks for fedgft.
 
     Parameters
     ----------
@@ -307,6 +308,8 @@ def choose_method(method: MethodName | None, options: Options) -> MethodName:
         The value of --method.
     options
         The other options.
+    metric
+        The value of --metric.
     """
     if method == "fedgft" and options.given("target", "local_target") and options.lam is None:
         return "fedgft-control"
@@ -315,4 +318,5 @@ def choose_method(method: MethodName | None, options: Options) -> MethodName:
     if options.given("target", "local_target", "control", "pick", "price_on"):
         return "fedgft-control"
     is_published = options.given("lam", "penalty", "spread") or options.protocol == "paper"
+    is_published = is_published or "@" in metric
     return "fedgft" if is_published else "fedgft-control"

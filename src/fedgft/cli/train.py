@@ -74,10 +74,11 @@ def train(
     Parameters
     ----------
     method
-        fedgft-control (reaches a target), fedgft (as published), or an earlier method
-        [default: fedgft-control; fedgft with --lam, --penalty, --spread or --protocol paper].
+        fedgft-control (reaches a target), fedgft (as published), or another one of `fedgft compare`
+        [default: fedgft-control; fedgft with --lam, --penalty, --spread, --protocol paper, sp@all].
     metric
-        sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop.
+        sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop;
+        sp@all or eop@all: at every threshold of the scores, with fedgft.
     alpha
         How evenly rows are dealt to simulated clients: 0.5 is very uneven, 100 nearly even.
     init
@@ -103,7 +104,7 @@ def train(
     is_one_start = init is None or options.weights is None
     require(is_one_start, "`init` and `weights` exclude each other: give one", kind="conflict")
     start = None if init is None else fedgft.load_model(init)
-    method = choose_method(method, options)
+    method = choose_method(method, options, metric)
     has_target = method == "fedgft-control"
     why = f"`strict` is for fedgft-control, which has a target, not for {method}"
     require(has_target or not strict, why)

@@ -28,6 +28,7 @@ from fedgft.engine.trees.rows import read_fields
 from fedgft.errors import FedgftError
 from fedgft.fair_model import softmax
 from fedgft.forest import Forest
+from fedgft.formatting import enumerate_names
 from fedgft.metrics import Metric, get_metric
 from fedgft.models import MLP, Logistic, Model, Trees, get_model, prepare_logits
 from fedgft.settings import MAX_SEED, Settings
@@ -89,8 +90,9 @@ def simulate(
         "logistic" (default), "mlp", "trees", "resnet18", an `nn.Module`, a function that makes one,
         or a model of `fedgft.models`.
     algorithm
-        The name of a method: "fedavg", "lrw", "lft", "fairfed", "fedgft" or "fedgft-control"
-        (default); or an `Algorithm`, such as ``fedgft.algorithms.fedgft_control("sp", 0.02)``,
+        The name of a method, a key of `fedgft.algorithms.METHODS`: "fedavg", "lrw", "lft",
+        "fairfed", "fedgft", "fedgft-control" (default), or a published one such as "fedfb"; or an
+        `Algorithm`, such as ``fedgft.algorithms.fedgft_control("sp", 0.02)``,
         which already contains `metric`, `target`, `local_target`, `lam`, `beta` and `base`.
     settings
         Rounds, batches, optimizer and so on, the same for all runs; None: the recommended ones,
@@ -99,17 +101,20 @@ def simulate(
         The seed of the run (default: 0), or a list with one seed per run.
     metric
         The metric whose gap is reduced: a name or a `Metric`; None: "sp". Only for the name of a
-        method; "fedavg" and "lrw" ignore it.
+        method; "fedavg", "lrw" and methods for losses ignore it. "sp@all" and "eop@all" are for
+        "fedgft".
     target
-        Only for "fedgft-control": the largest gap of decisions to leave, as a fraction; None: 0.
-        One number, or an array with one per run.
+        Only for "fedgft-control", "fedfact" and "puffle": the largest gap to leave, as a fraction;
+        for "bounded-group-loss": the largest mean loss of a group. None: 0. One number, or an array
+        with one per run.
     local_target
         Only for "fedgft-control": the largest gap to leave on each client's own rows, besides that
         of all rows; None: local gaps are not limited. One number, or one per run.
     lam
-        Only for "lft" and "fedgft": the strength; None: 20. One number, or one per run.
+        Only for methods with this strength, such as "lft" and "fedgft"; None: the method's
+        `default`, such as 20. One number, or one per run.
     beta
-        Only for "fairfed": the strength; None: 1. One number, or one per run.
+        Only for "fairfed" and "fade": the strength; None: 1. One number, or one per run.
     base
         Only for the name of a method: the federated algorithm that it extends, such as "fedprox" or
         "scaffold"; None: "fedavg".
@@ -271,7 +276,7 @@ def _make_algorithm(
     method = METHODS[check_choice("algorithm", algorithm, tuple(METHODS))]
     for name, value in strengths.items():
         if value is not None and name != method.strength:
-            readers = " and ".join(key for key, m in METHODS.items() if m.strength == name)
+            readers = enumerate_names([key for key, m in METHODS.items() if m.strength == name])
             text = f"`{name}` is for {readers}, and the algorithm is {algorithm}"
             raise FedgftError(text, kind="conflict")
     if local_target is not None and "local_target" not in method.options:
@@ -300,7 +305,7 @@ def _find_metric(algorithm: Algorithm, metric: str | Metric | None) -> Metric:
     """Return the metric of the call or of the algorithm; without any, statistical parity."""
     objective = algorithm.objective
     local = (*objective.local_penalties, *objective.local_controllers)
-    slots = (*objective.penalties, *local, algorithm.weighting)
+    slots = (*objective.penalties, *objective.loss_rules, *local, algorithm.weighting)
     found = (getattr(slot, "metric", None) for slot in slots)
     default = get_metric("sp" if metric is None else metric)
     return next((each for each in found if isinstance(each, Metric)), default)

@@ -128,7 +128,8 @@ def get_metric(metric: str | Metric) -> Metric:
         "sp" (statistical parity: selection rates), "eop" (equal opportunity: true-positive rates),
         "eo" (equalized odds: true-positive and false-positive rates), "predictive-parity"
         (precision), "acc" (accuracy parity) or "fpr" (false-positive rates); several with weights,
-        as in "sp+0.5*eop"; or a `Metric`, which is returned as it is. Long names, such as
+        as in "sp+0.5*eop"; "sp@all" or "eop@all", for which the method fedgft trains at every
+        threshold of the scores; or a `Metric`, which is returned as it is. Long names, such as
         "demographic_parity" or "equal opportunity", mean the same; see `resolve_name`.
 
     Returns
@@ -186,6 +187,15 @@ def _at_every_threshold(metric: Metric) -> Metric:
     return replace(metric, name=f"{metric.name}@all", title=title, every_threshold=True)
 
 
+def check_one_threshold(metric: Metric) -> Metric:
+    """Return the metric; raise a `FedgftError` if it is about every threshold of the scores."""
+    if metric.every_threshold:
+        usual = metric.name.partition("@")[0]
+        text = f"{metric.name} is only for training with the method fedgft; here, write {usual}"
+        raise FedgftError(text, field="metric", kind="unsupported")
+    return metric
+
+
 @dataclass(frozen=True)
 class CombinedConditions:
     """The function that names the conditions of a combined metric; unlike a closure, it pickles.
@@ -209,6 +219,10 @@ def combine(parts: Sequence[tuple[Metric, float]]) -> Metric:
     The combined metric has the conditions of all parts, so its gap is the largest gap of the parts.
     The weights are used in training only.
     """
+    for metric, _ in parts:
+        if metric.every_threshold:
+            text = f"{metric.name} is neither combined nor weighted; its strength is `lam`"
+            raise FedgftError(text, field="metric", kind="unsupported")
     names = [m.name if w == 1 else f"{w:.12g}*{m.name}" for m, w in parts]
     conditions = CombinedConditions(tuple(parts))
     title = " and ".join(metric.title for metric, _ in parts)

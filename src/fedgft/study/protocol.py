@@ -62,7 +62,7 @@ class Protocol:
     lr
         Local learning rates.
     lam
-        Strengths of fedgft and lft.
+        Strengths of fedgft, lft, and methods without candidates of their own.
     beta
         Strengths of fairfed.
     fairfed
