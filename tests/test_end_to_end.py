@@ -106,6 +106,21 @@ def test_demo(capsys, folder, monkeypatch):
     assert (folder / "demo" / "sites.svg").exists()
 
 
+def test_bench(capsys, folder, monkeypatch):
+    from dataclasses import replace
+
+    from fedgft.bench import TRACKS, tracks
+    from fedgft.data import synthetic
+
+    data = synthetic(rows=1200, seed=0)
+    small = replace(TRACKS["compas-race"], name="small", read=lambda: data, sha256="")
+    monkeypatch.setitem(tracks.TRACKS, "small", small)
+    out = folder / "bench"
+    methods = ("--methods", "fedgft-control", "fedfb", "thresholds")
+    succeed(capsys, "bench", "--track", "small", *methods, "--seeds", "2", "--out", out)
+    assert "FedGFT control" in (out / "README.md").read_text()
+
+
 def test_every_command_is_here():
     """A new command needs its test above."""
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}

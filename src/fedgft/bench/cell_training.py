@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -59,11 +59,14 @@ class OpenTrack:
         The split of each replicate.
     settings
         Settings of the simulator, the same for all methods.
+    shared
+        By method, the outcome and the seconds of trainings that are the same for all metrics.
     """
 
     track: Track
     splits: tuple[TrackSplit, ...]
     settings: Settings = SETTINGS
+    shared: dict[str, tuple[Outcome, float]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, track: Track, seeds: int, settings: Settings = SETTINGS) -> "OpenTrack":
@@ -266,15 +269,21 @@ def _run_method(
     copies = len(grid)
     seeds = len(found.splits)
     algorithm = PROTOCOL.algorithm(entrant.name, metric, np.repeat(grid, seeds))
-    params, seconds = _train(
-        found.federations * copies,
-        found.seeds * copies,
-        np.tile(base.lr, copies),
-        algorithm,
-        found.settings,
-        on_progress,
-    )
-    outcome = _count_models(found, params.reshape(copies, seeds, -1))
+    if entrant.name in found.shared:
+        outcome, seconds = found.shared[entrant.name]
+        on_progress(copies * seeds * found.settings.rounds)
+    else:
+        params, seconds = _train(
+            found.federations * copies,
+            found.seeds * copies,
+            np.tile(base.lr, copies),
+            algorithm,
+            found.settings,
+            on_progress,
+        )
+        outcome = _count_models(found, params.reshape(copies, seeds, -1))
+        if not entrant.reads_metric:
+            found.shared[entrant.name] = (outcome, seconds)
     chosen = grid[InnerRows.of(outcome, metric).choose(UNSEEN_TARGET)]
     sent = _count_bytes(found, algorithm, base)
     made = replace(empty, outcome=outcome, seconds=seconds, bytes_sent=sent)

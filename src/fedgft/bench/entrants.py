@@ -46,6 +46,9 @@ class Entrant:
         The strengths that it is tried with, of which inner rows choose; for a rule, its targets.
     has_strength
         Whether there is a strength. Without one, a single training serves all metrics.
+    reads_metric
+        Whether training depends on the metric. If it does not, metrics differ in the strength that
+        is chosen.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Entrant:
     is_rule: bool
     grid: tuple[float, ...]
     has_strength: bool
+    reads_metric: bool = True
 
 
 def list_entrants() -> dict[str, Entrant]:
@@ -64,7 +68,8 @@ def list_entrants() -> dict[str, Entrant]:
         league: League = getattr(method, "league", None) or "blind"
         grid = (0.0,) if method.strength is None else grid
         has_strength = method.strength is not None
-        found[name] = Entrant(name, method.label, league, False, grid, has_strength)
+        reads_metric = method.aim == "the metric"
+        found[name] = Entrant(name, method.label, league, False, grid, has_strength, reads_metric)
     for name in RULE_KINDS:
         league = "blind" if name == "blind" else "aware"
         label = METHOD_LABELS.get(name, name)
