@@ -187,6 +187,11 @@ def _at_every_threshold(metric: Metric) -> Metric:
     return replace(metric, name=f"{metric.name}@all", title=title, every_threshold=True)
 
 
+def at_one_threshold(metric: Metric) -> Metric:
+    """Return the metric that is measured at one threshold: "sp" for "sp@all"."""
+    return CATALOG[metric.name.partition("@")[0]] if metric.every_threshold else metric
+
+
 def check_one_threshold(metric: Metric) -> Metric:
     """Return the metric; raise a `FedgftError` if it is about every threshold of the scores."""
     if metric.every_threshold:

@@ -17,6 +17,7 @@ from fedgft.data.dataset import Dataset
 from fedgft.engine import predict_proba
 from fedgft.formatting import format_points
 from fedgft.metrics import Metric, NotEstimableWarning
+from fedgft.metrics.catalog import at_one_threshold
 from fedgft.metrics.functions import (
     balanced_accuracy,
     constant_accuracy,
@@ -247,7 +248,7 @@ def client_rows(
     assert result.history.after is not None
     after = result.history.after[replicate]
     names = study.dataset.client_names if study.kind == "column" else ()
-    analysis = analyze(metric, after, "hard")
+    analysis = analyze(at_one_threshold(metric), after, "hard")
     side = -1.0 if analysis.signed_gap < 0 else 1.0
     plain = after.map(lambda array: np.full_like(array, np.nan))
     if fedavg is not None:
@@ -334,7 +335,7 @@ def _heterogeneity(cell: str, result: Result) -> dict[str, float | None]:
     metric = result.metric
     if after is None:
         return {"heterogeneity": None, "total_variation": None}
-    each = [analyze(metric, after[i], "soft") for i in range(len(after.count))]
+    each = [analyze(at_one_threshold(metric), after[i], "soft") for i in range(len(after.count))]
     variation = number(np.mean([found.total_variation for found in each]))
     if not metric.proper(after.count.shape[-2]):
         return {"heterogeneity": None, "total_variation": variation}
