@@ -146,7 +146,7 @@ def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, m
         (("train", "--target", 0.1, "--method", "lft"), "write --method fedgft-control"),
         (("compare", "--target", 0.1, "--methods", "fedavg,fedgft"), "fedavg fedgft-control"),
         (("train", "--lam", 1, "--method", "fedgft-control"), "write --method fedgft, or leave"),
-        (("train", "--lam", 1, "--target", 0.1), "--lam is for fedgft and lft"),
+        (("train", "--lam", 1, "--target", 0.1), "--lam is for lft, fedgft, fedfb"),
         (("train", "--pick", 0.5, "--cohort", 2), "--pick needs the exact sums"),
         (("train", "--mu", 1e7), "--mu must be at most"),
         (("frontier", "--eval-every", 1), "final models only"),
