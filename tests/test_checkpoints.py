@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedgft.algorithms import Algorithm, fedavg, fedgft, fedgft_control, get_method, with_base
+from fedgft.algorithms import METHODS as METHOD_TABLE
+from fedgft.algorithms import (
+    Algorithm,
+    fairfed,
+    fedavg,
+    fedgft,
+    fedgft_control,
+    get_method,
+    lft,
+    lrw,
+    with_base,
+)
 from fedgft.data.partition import partition
 from fedgft.engine import History, Settings, simulate
 from fedgft.engine.executors import sequential
@@ -43,6 +54,7 @@ def small() -> nn.Module:
 
 
 MODEL = Module(small)
+OLDER = (fedavg, lrw, lft, fairfed, fedgft, fedgft_control)
 METHODS: dict[str, tuple[Algorithm, dict]] = {
     "fedavg": (fedavg(), {}),
     "fedgft": (fedgft(SP, 5.0), {"state": "shared", "schedule": "cosine"}),
@@ -55,6 +67,12 @@ METHODS: dict[str, tuple[Algorithm, dict]] = {
     "fedbn": (fedgft(SP, 5.0), {"norms": "local"}),
     "mirrored": (fedgft(SP, 5.0), {"augment": "flip", "lag": True}),
     "noisy": (fedgft(SP, 5.0), {"noise": 2.0, "eval_on": "test"}),
+    "every threshold": (fedgft("sp@all", 5.0), {"state": "keep"}),
+    **{
+        name: (get_method(name, SP, row.default), {"noise": 1.0} if name == "q-ffl" else {})
+        for name, row in METHOD_TABLE.items()
+        if row.make not in OLDER
+    },
 }
 
 

@@ -18,7 +18,6 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.functions import gap
 from fedgft.rules.adjustment import read_limits
-from fedgft.sums import Sums
 from given_reports import Rows, follow
 from small_federation import SGD, federation, run, several
 
@@ -236,15 +235,13 @@ def test_methods_for_one_threshold_refuse_it(make) -> None:
 
 
 def test_every_reader_of_one_threshold_refuses_it() -> None:
-    """Penalties of own loops, boosters, decomposition, gaps and rules."""
+    """Penalties of own loops, boosters, gaps and rules."""
     rng = np.random.default_rng(0)
     y, a, p = rng.integers(0, 2, 60), rng.integers(0, 2, 60), rng.uniform(size=60)
-    sums = federation_sums()
     calls = [
         lambda: fedgft.Penalty("sp@all", 1.0),
         lambda: fedgft.Penalty("sp@all", target=0.1),
         lambda: fedgft.price_objective("sp@all", lam=1.0, y=y, sensitive_features=a, lr=0.1),
-        lambda: fedgft.theory.analyze("sp@all", sums, "hard"),
         lambda: gap("sp@all", y, p, sensitive_features=a),
         lambda: read_limits("target", {"sp@all": 0.02}),
         lambda: fedgft.FairClassifier("sp@all").fit(p[:, None], y, sensitive_features=a),
@@ -253,11 +250,6 @@ def test_every_reader_of_one_threshold_refuses_it() -> None:
         with pytest.raises(FedgftError, match=r"sp@all is (only )?for") as caught:
             call()
         assert caught.value.field == "metric" and "\n" not in str(caught.value)
-
-
-def federation_sums() -> Sums:
-    rows, scores = rows_in_own_bins(2)
-    return rows.report(np.stack((1 - scores, scores), axis=1)).sums
 
 
 def test_a_rule_for_every_threshold_needs_such_a_metric() -> None:

@@ -146,7 +146,7 @@ def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, m
         (("train", "--target", 0.1, "--method", "lft"), "write --method fedgft-control"),
         (("compare", "--target", 0.1, "--methods", "fedavg,fedgft"), "fedavg fedgft-control"),
         (("train", "--lam", 1, "--method", "fedgft-control"), "write --method fedgft, or leave"),
-        (("train", "--lam", 1, "--target", 0.1), "--lam is for fedgft and lft"),
+        (("train", "--lam", 1, "--target", 0.1), "--lam is for lft, fedgft, fedfb"),
         (("train", "--pick", 0.5, "--cohort", 2), "--pick needs the exact sums"),
         (("train", "--mu", 1e7), "--mu must be at most"),
         (("frontier", "--eval-every", 1), "final models only"),
@@ -439,3 +439,21 @@ def test_groups_left_out_still_train() -> None:
 def test_message_for_a_target_that_cannot_be_evaluated() -> None:
     line = {"target_of": "decisions", "gap_hard": None, "accuracy": 0.8, "protocol": "heldout"}
     assert "not estimable" in describe_target(line, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "metric"),
+    [(None, "sp@all"), (None, "eop@all"), ("fedfb", "eop"), ("fedfact", "eo"), ("q-ffl", "sp")],
+)
+def test_published_methods_are_trained_and_drawn(method, metric, tmp_path, capsys) -> None:
+    """`train` writes its report and `frontier` its figure, for every kind of method."""
+    named = () if method is None else ("--method", method)
+    out = tmp_path / "o"
+    code, _, err = run(capsys, "train", *QUICK, *named, "--metric", metric, "--out", out)
+    assert code == 0, err
+    assert (out / "report" / "report.html").exists()
+    drawn = ("--methods", method or "fedgft", "--metric", metric, "--points", 2)
+    code, _, err = run(capsys, "frontier", *QUICK, *drawn, "--out", tmp_path / "f")
+    assert code == 0, err
+    assert (tmp_path / "f" / "frontier.svg").exists()

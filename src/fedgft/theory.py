@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, check_one_threshold, get_metric
+from fedgft.metrics import Kind, Metric, get_metric
 from fedgft.metrics.metric import Index, Statistics
 from fedgft.sums import Sums, stack
 from fedgft.validation import check_instance, check_integer, check_number
@@ -215,7 +215,7 @@ def analyze(metric: str | Metric, sums: Sums, kind: Kind) -> Analysis:
     kind
         "soft" (scores) or "hard" (decisions).
     """
-    metric = check_one_threshold(get_metric(metric))
+    metric = get_metric(metric)
     check_instance("sums", sums, Sums, "Sums.of() makes one; its first axis is the client")
     statistics, weights = per_client(metric, sums, kind)
     groups = statistics.shape[-1]

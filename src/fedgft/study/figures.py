@@ -11,8 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.algorithms.registry import METHOD_LABELS, WITHOUT_STRENGTH
-from fedgft.formatting import Table, format_percent, format_points, group_colors, printable
+from fedgft.algorithms.registry import METHOD_LABELS, METHODS, WITHOUT_STRENGTH
+from fedgft.formatting import (
+    GROUP_COLORS,
+    Table,
+    format_percent,
+    format_points,
+    group_colors,
+    printable,
+)
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.functions import constant_accuracy
 from fedgft.metrics.intervals import floor
@@ -56,6 +63,14 @@ FEWEST_FOR_BAND = 3  # replicates that a band needs
 WHITE_BOX = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85}
 INTERVAL = {"lw": 5, "solid_capstyle": "butt"}  # a bar that ends at the limits
 BETTER = {"arrowstyle": "-|>", "color": "#4d4d4d", "lw": 1.2}
+
+
+def _style(method: str) -> tuple[str, tuple]:
+    """Return the color and the dashes of a method; published ones share dashes."""
+    if method in STYLES or method not in METHODS:
+        return STYLES.get(method, ("#000000", (0, ())))
+    at = list(METHODS).index(method)
+    return GROUP_COLORS[at % len(GROUP_COLORS)], (0, (3, 1, 1, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +226,7 @@ def _make_column(study: Study, results: Sequence[Result], *, title: str) -> Colu
     names = label_methods([r.method for r in results])
     for r in results:
         name = names[r.method]
-        style = STYLES.get(r.method, ("#000000", (0, ())))
+        style = _style(r.method)
         gap = getattr(r.history, where).gap(metric, kind)
         curves.append(Curve(name, *style, r.history.rounds, r.history.test.accuracy(), gap))
     noise_floor = target = None
@@ -311,7 +326,7 @@ def plot_methods(study: Study, results: Sequence[Result]) -> Any:
     names = label_methods([each.method for each in results])
     figure, axes = make_panels(9.5, 1.9 + 0.36 * len(rows), 1, 2, sharey=True)
     for y, each in enumerate(rows):
-        color = STYLES[each["method"]][0]
+        color, _ = _style(each["method"])
         for axis, field in zip(axes, ("accuracy", "gap_hard_test"), strict=True):
             value = each[field]
             if value is None:
@@ -573,7 +588,7 @@ def _draw_method(
     values = [point.values(metric, where) for point in points]
     accuracy, least, most = mean_band(100 * np.stack([v[0] for v in values]))
     gap = np.array([100 * point.mean(metric, where)[1] for point in points])
-    color, dashes = STYLES[method]
+    color, dashes = _style(method)
     look = {"color": color, "label": METHOD_LABELS[method]}
     banded = len(values[0][0]) >= FEWEST_FOR_BAND
     if len(points) == 1:
