@@ -85,6 +85,7 @@ results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into re
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 	$(BIN)/python benchmarks/decisions.py --out results
 	$(BIN)/python benchmarks/rules.py --out results
+	$(BIN)/python benchmarks/rivals.py --out results
 	$(BIN)/python benchmarks/flower.py --deployed --out results
 	$(BIN)/fedgft --verbose demo | sed 's/ *$$//' > results/demo.txt && cp fedgft-demo/sites.svg docs/
 	$(BIN)/python docs/tables.py

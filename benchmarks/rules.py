@@ -29,7 +29,7 @@ import fedgft
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.auditing import measure, site_file, write_sums
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.partition import inner_split
+from fedgft.data.partition import PartitionKind, inner_split
 from fedgft.engine import predict_proba
 from fedgft.formatting import SIGNS, Table
 from fedgft.metrics import CATALOG
@@ -74,13 +74,14 @@ class Split:
 
 
 @lru_cache
-def load(name: str) -> Dataset:
-    """Return a table without the columns that tell the group."""
+def load(name: str, *, keep_group: bool = False) -> Dataset:
+    """Return a table without the columns that tell the group, or with them."""
+    drop = (lambda data, _: data) if keep_group else drop_fields
     if name == "adult":
-        return drop_fields(fedgft.load("adult", group="sex"), "sex")
+        return drop(fedgft.load("adult", group="sex"), "sex")
     if name == "adult, race":
-        return drop_fields(fedgft.load("adult"), "race")
-    races = drop_fields(fedgft.load("compas-races"), "race")
+        return drop(fedgft.load("adult"), "race")
+    races = drop(fedgft.load("compas-races"), "race")
     if name == "compas, three races":
         return races
     kept = np.flatnonzero(races.groups < 2)  # African-American and Caucasian
@@ -110,12 +111,16 @@ def drop_fields(data: Dataset, name: str) -> Dataset:
 
 
 def split(
-    data: Dataset, clients: int, seed: int, *, alpha: float = 0.5, held_out: float = HELD_OUT
+    data: Dataset,
+    clients: int,
+    seed: int,
+    *,
+    kind: PartitionKind = "dirichlet-group",
+    alpha: float = 0.5,
+    held_out: float = HELD_OUT,
 ) -> Split:
-    """Deal all rows by a Dirichlet draw on the group; then each client holds out its own share."""
-    whole = fedgft.partition(
-        data, "dirichlet-group", clients=clients, alpha=alpha, seed=seed, test_share=0
-    )
+    """Deal all rows, by default by a draw on the group; then each client holds out its share."""
+    whole = fedgft.partition(data, kind, clients=clients, alpha=alpha, seed=seed, test_share=0)
     owner = np.full(len(data), -1)
     owner[whole.rows] = np.repeat(np.arange(clients), whole.sizes)
     inner = inner_split(whole, share=held_out, seed=seed)
@@ -166,9 +171,13 @@ class Trained(NamedTuple):
 
 
 def simulate(
-    made: list[Federation], model: str, seeds: Sequence[int], rounds: int, kind: dict[str, Any]
+    made: list[Federation],
+    model: str,
+    seeds: Sequence[int],
+    rounds: int | None,
+    kind: dict[str, Any],
 ) -> list[Trained]:
-    """Train one model per federation."""
+    """Train one model per federation; `kind` holds further arguments of `fedgft.simulate`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TargetMissedWarning)
         history = fedgft.simulate(made, model, seeds=list(seeds), rounds=rounds, **kind)
@@ -221,7 +230,8 @@ def evaluate(made: Split, chance: np.ndarray, decided: np.ndarray) -> Reached:
             for mine in (made.owner[rows] == k for k in range(federation.num_clients))
         ]
         whole = measure_gap(given, data.groups[rows], few=1)
-        found += [right.mean(), whole, float(np.nanmax(np.abs(gaps)))]
+        known = [abs(gap) for gap in gaps if not np.isnan(gap)]
+        found += [right.mean(), whole, max(known, default=float("nan"))]
     rows = federation.test
     share = decided[rows].mean()
     sizes = np.bincount(data.groups[rows], minlength=2)
@@ -998,9 +1008,11 @@ def describe(part: Part) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def update(page: str, made: Sequence[Part]) -> str:
+HEAD = "# Decision rules for finished models\n\nMade by `python benchmarks/rules.py`."
+
+
+def update(page: str, made: Sequence[Part], *, head: str = HEAD) -> str:
     """Return the page with some sections made anew; the others stay."""
-    head = "# Decision rules for finished models\n\nMade by `python benchmarks/rules.py`."
     _, *old = page.split("\n## ") if page else [""]
     sections = {text.split("\n")[0]: text.strip() for text in old}
     sections |= {part[0]: describe(part) for part in made}
