@@ -15,12 +15,16 @@ from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.encode import suggest_name
 from fedgft.errors import FedgftError
 from fedgft.rules.federation_rule import RULE_KINDS
+from fedgft.settings import TARGET_TOLERANCE
 
 League = Literal["blind", "aware"]
 LEAGUES: tuple[League, ...] = get_args(League)
 LEAGUE_TITLES = {"blind": "group-blind", "aware": "group-aware"}
 TARGETS = (0.0, 0.01, 0.02, 0.05)
 "The gaps that methods are asked to keep."
+FIXED_TARGETS = (TARGET_TOLERANCE, *TARGETS[1:])
+"""Those of fixed thresholds. No gap at all, to the last row, often leaves only rules that accept
+everybody; a gap of `TARGET_TOLERANCE` counts as none."""
 GRIDS = {  # by the setting that holds the strength
     "target": TARGETS,
     "lam": (1.0, 5.0, 10.0, 20.0, 50.0),
@@ -73,7 +77,8 @@ def list_entrants() -> dict[str, Entrant]:
     for name in RULE_KINDS:
         league = "blind" if name == "blind" else "aware"
         label = METHOD_LABELS.get(name, name)
-        found[name] = Entrant(name, label, league, True, TARGETS, True)
+        grid = FIXED_TARGETS if name == "thresholds" else TARGETS
+        found[name] = Entrant(name, label, league, True, grid, True)
     return found
 
 
