@@ -216,16 +216,21 @@ def summarize(found: np.ndarray) -> Figures:
 
 
 def judge(own: Figures, printed: tuple[float, float, float | None]) -> str:
-    """Compare with a published row in a few words."""
+    """Compare with a published row: what differs by more than `ALIKE`, or "reproduced"."""
     right = own.accuracy - printed[0]
     gap = own.gap - printed[1]
-    if abs(right) <= ALIKE[0] and abs(gap) <= ALIKE[1]:
-        return "reproduced"
-    if right >= -ALIKE[0] and gap <= ALIKE[1]:
-        return "better"
-    if right <= ALIKE[0] and gap >= -ALIKE[1]:
-        return "worse"
-    return "more accurate, less fair" if right > 0 else "fairer, less accurate"
+    parts = {
+        "more accurate": right > ALIKE[0],
+        "less accurate": right < -ALIKE[0],
+        "fairer": gap < -ALIKE[1],
+        "less fair": gap > ALIKE[1],
+    }
+    return ", ".join(text for text, holds in parts.items() if holds) or "reproduced"
+
+
+def is_reached(verdict: str) -> bool:
+    """Return whether a method is as good as published, or better."""
+    return "less" not in verdict
 
 
 def format_published(printed: tuple[float, float, float | None] | None) -> str:

@@ -48,18 +48,20 @@ def test_strengths_are_chosen_by_the_rule_that_the_page_states(load, pick, expec
 @pytest.mark.parametrize(
     ("accuracy", "gap", "verdict"),
     [
-        (80.9, 6.1, "reproduced"),
-        (83.0, 3.0, "better"),
-        (79.5, 1.0, "better"),
-        (78.0, 5.5, "worse"),
+        (80.9, 6.9, "reproduced"),
+        (83.0, 6.0, "more accurate"),
+        (79.5, 1.0, "fairer"),
+        (83.0, 1.0, "more accurate, fairer"),
+        (78.0, 5.5, "less accurate"),
+        (80.5, 7.5, "less fair"),
         (83.0, 9.0, "more accurate, less fair"),
-        (77.0, 1.0, "fairer, less accurate"),
     ],
 )
 def test_verdicts(load, accuracy, gap, verdict):
     methods = load("rival_methods")
     own = methods.Figures(accuracy, gap, 0.0, 0.0, 0.0, 0.0)
     assert methods.judge(own, (80.0, 5.0, None)) == verdict
+    assert methods.is_reached(verdict) == (accuracy >= 79 and gap <= 7)
 
 
 def test_levels_have_their_upper_end(load):
