@@ -79,6 +79,28 @@ def deal_by_workclass(data: Dataset, seed: int) -> Federation:
     return fedgft.standardize(Federation(data, rows, bounds, test))
 
 
+def deal_by_doctorate(data: Dataset) -> tuple[Federation, np.ndarray]:
+    """Return AFL's two clients of Adult, people with a doctorate and all others.
+
+    Training rows are adult.data, test rows adult.test. Also returns the client of every row, (n,).
+    """
+    level = data.features[:, data.columns.index("education-num")]
+    owner = np.where(level == level.max(), 0, 1)  # 16, the highest one
+    columns = [i for i, name in enumerate(data.columns) if "=" in name]
+    categorical = replace(
+        data,
+        features=data.features[:, columns],
+        columns=tuple(data.columns[i] for i in columns),
+        center=None,
+        scale=None,
+        encoder=None,
+    )
+    rows = np.argsort(owner[:FIRST_FILE], kind="stable")
+    bounds = np.array([0, (owner[:FIRST_FILE] == 0).sum(), FIRST_FILE])
+    test = np.arange(FIRST_FILE, len(data))
+    return fedgft.standardize(Federation(categorical, rows, bounds, test)), owner
+
+
 @lru_cache
 def load_coded_adult() -> Dataset:
     """Return adult.data with numbers for categories, grouped by sex and label.

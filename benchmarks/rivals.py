@@ -1,6 +1,6 @@
 """Rivals on the protocols of their own papers, beside the numbers that these print.
 
-python benchmarks/rivals.py [--only fedfact features logofair fedfb fedminmax every] [--seeds 20]
+python benchmarks/rivals.py [--only fedfact features logofair fedfb ...] [--seeds 20]
 
 Writes rivals.md; sections that are not made stay as they are. With --quick, 2 federations of each
 kind are simulated. The texts of the page are in `rival_pages.py`.
@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import rival_pages as pages
 import rules
-from rival_data import PUBLISHED_SPLITS, by_sex, deal_by_workclass, deal_evenly, load_coded_adult
+from rival_data import (
+    PUBLISHED_SPLITS,
+    by_sex,
+    deal_by_doctorate,
+    deal_by_workclass,
+    deal_evenly,
+    load_coded_adult,
+)
 from rival_methods import (
     CONTENDERS,
     HEADER,
@@ -39,6 +46,7 @@ from rules import CLIENTS, SP, Claim, Part, Trained, mean_sd, report
 
 import fedgft
 from fedgft.algorithms import METHODS, fedgft_control, get_method
+from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.formatting import Table
 from fedgft.optimizers import Optimizer
@@ -364,6 +372,43 @@ def judge_minmax(means: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Claim]
     yield f"{text}({fair[1]:+.2f} at {fair[0]:.2f}%)", bool(abs(fair[1]) <= 1)
 
 
+# AFL and q-FFL
+
+
+def clients(options: Options) -> Part:
+    """AFL's protocol, which q-FFL shares: people with and without a doctorate."""
+    federation, owner = deal_by_doctorate(fedgft.load("adult", group="sex"))
+    test = federation.test
+    runs = len(options.seeds)
+    rows = []
+    worst: dict[str, float] = {}
+    for name in ("fedavg", "afl", "q-ffl"):
+        grid = list_grid(name)
+        begun = time.perf_counter()
+        kind = {"algorithm": get_method(name, SP, np.repeat(grid, runs))}
+        seeds = list(options.seeds) * len(grid)
+        trained = rules.simulate([federation] * len(seeds), "logistic", seeds, 50, kind)
+        report(f"clients by doctorate, {name}", begun)
+        right = [(mine.scores[test] >= 0.5) == federation.dataset.labels[test] for mine in trained]
+        each = [[found[owner[test] == k].mean() for k in range(2)] for found in right]
+        cells = np.array(each).reshape(len(grid), runs, 2)
+        for strength, found in zip(grid, cells, strict=True):
+            label = METHOD_LABELS[name] + (f", {strength:g}" if name != "fedavg" else "")
+            means = (found[:, 0], found[:, 1], found.min(1), found[:, 1] - found[:, 0])
+            rows.append((label, *map(mean_sd, means)))
+            worst[label] = 100 * found.min(1).mean()
+    header = ("method", "with a doctorate", "without", "worst client", "difference")
+    note = pages.CLIENTS_NOTE.format(seeds=runs)
+    table = Table("Adult, clients by doctorate", header, tuple(rows), 1, (note,))
+    claims: list[Claim] = []
+    for name in ("afl", "q-ffl"):
+        label = f"{METHOD_LABELS[name]}, {METHODS[name].default:g}"
+        text = f"{label}, the default: the worst client is better off ({worst[label]:.1f}%) than "
+        text += f"with FedAvg ({worst['FedAvg']:.1f}%)"
+        claims.append((text, worst[label] > worst["FedAvg"]))
+    return "AFL's and q-FFL's clients", pages.CLIENTS_TEXT, [table], claims
+
+
 # Every rival
 
 
@@ -391,7 +436,7 @@ def every(options: Options) -> Part:
         "FedFACT's protocol, Adult: accuracy / gap",
     )
     note = pages.EVERY_NOTE.format(seeds=len(options.seeds))
-    table = Table("Every rival", header, tuple(rows), 1, (note,))
+    table = Table("Every rival", header, tuple(rows), 4, (note,))
     return "Every rival: its own protocol", pages.EVERY_TEXT, [table], []
 
 
@@ -412,6 +457,7 @@ PARTS: Mapping[str, Callable[[Options], Part]] = {
     "logofair": logofair,
     "fedfb": fedfb,
     "fedminmax": fedminmax,
+    "clients": clients,
     "every": every,
 }
 QUICK_SEEDS = 2
