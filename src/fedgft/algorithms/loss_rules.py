@@ -82,7 +82,7 @@ class LossTerms:
 
     weights: np.ndarray | float = 1.0
     labels: np.ndarray | None = None
-    price: Price | float = 0.0
+    price: np.ndarray | float = 0.0
     curve: np.ndarray | None = None
 
     def __add__(self, other: "LossTerms") -> "LossTerms":
@@ -98,18 +98,12 @@ class LossTerms:
 class LossRule(Protocol):
     """Computes the loss of the clients' rows from what the clients report.
 
-    Attributes and methods
-    ----------------------
-    reads
-        Which reports it needs besides sums: "losses", "logits", "histograms", or several.
-    init(count)
-        Returns the state before the first round, from the number of rows (run, client, label,
-        group); raises a `FedgftError` where a strength does not fit the number of runs.
-    update(state, cohort, reports)
-        Returns the next state. It is called at the start of each round, also of the first one,
-        whose model has not been trained.
-    terms(state, cohort)
-        Returns the loss of each client of the cohort.
+    `reads` says which reports it needs besides sums: "losses", "logits", "histograms", or several.
+    `init` returns the state before the first round, from the number of rows (run, client, label,
+    group); it raises a `FedgftError` where a strength does not fit the number of runs. `update`
+    returns the next state from the reports of a cohort. It is called at the start of each round,
+    also of the first one, whose model has not been trained. `terms` returns the loss of each client
+    of the cohort.
     """
 
     @property
