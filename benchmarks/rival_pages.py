@@ -175,8 +175,8 @@ EVERY_TEXT = (
     "Every rival that a study can train or fit, and FCFL. The last column is accuracy and mean "
     "absolute gap in FedFACT's protocol, Adult by sex, Dirichlet 0.5; two pairs: chosen within a "
     "point and for gap 1, as above, if they differ (of FedFACT In: targets 0 and 2; of rules: "
-    "target 2). Methods that equalize losses of groups or clients do not aim at this gap. FairFed on "
-    "the protocol of its own paper: [fairfed.md](fairfed.md)."
+    "target 2). Methods that equalize losses of groups or clients do not aim at this gap. FairFed "
+    "on the protocol of its own paper: [fairfed.md](fairfed.md)."
 )
 EVERY_NOTE = (
     "Held-out rows, means of {seeds} seeds. A number of a paper that we could not verify is not "
@@ -227,7 +227,8 @@ RIVALS: Mapping[str, Rival] = {
         "FedFACT Post",
         "the same",
         "Adult, COMPAS",
-        "Adult more accurate at twice the gap; COMPAS less accurate with our columns (first section)",
+        "Adult more accurate at twice the gap; COMPAS less accurate with our columns (first "
+        "section)",
     ),
     "cost-lp": Rival(
         "Cost LP",
