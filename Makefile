@@ -81,11 +81,13 @@ bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/classifier.py --out results
 	$(BIN)/python docs/tables.py
 
-results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into results/ (an hour)
+results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into results/ (two hours)
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 	$(BIN)/python benchmarks/decisions.py --out results
 	$(BIN)/python benchmarks/rules.py --out results
 	$(BIN)/python benchmarks/rivals.py --out results
+	$(BIN)/fedgft bench --out results/bench
+	$(BIN)/python benchmarks/levers.py --out results
 	$(BIN)/python benchmarks/flower.py --deployed --out results
 	$(BIN)/fedgft --verbose demo | sed 's/ *$$//' > results/demo.txt && cp fedgft-demo/sites.svg docs/
 	$(BIN)/python docs/tables.py
