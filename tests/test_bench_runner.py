@@ -191,6 +191,9 @@ def test_the_most_accurate_candidate_within_the_target_is_chosen():
     assert inner.choose(0.2).tolist() == [0, 0]
     assert inner.choose(0.0).tolist() == [2, 0]
     assert replace(inner, floor=np.full((4, 2), 0.045)).choose(0.0).tolist() == [2, 0]
+    asked = replace(inner, asked=np.array([0.05, 0.02, 0.0, 0.0]))
+    assert set(asked.choose(0.0).tolist()) <= {2, 3}  # no candidate that was asked for more
+    assert asked.choose(0.2).tolist() == inner.choose(0.2).tolist()
 
 
 def test_scores_of_linear_models_are_those_of_the_library():

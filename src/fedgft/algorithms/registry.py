@@ -12,6 +12,7 @@ FedAvg has the default in all four slots.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -227,8 +228,7 @@ class Method:
 
 
 _PENALTY_OPTIONS = ("penalty", "spread")
-_TARGETS = (0.0, 0.01, 0.02, 0.05)
-_ROUND_SUMS = ("noise",)  # the noise on sums applies to every method whose server reads them
+_rival = partial(Method, settings=("noise",))  # the noise on the sums that the server reads
 METHODS: dict[str, Method] = {
     "fedavg": Method("FedAvg", fedavg),
     "lrw": Method("LRW", lrw),
@@ -244,29 +244,35 @@ METHODS: dict[str, Method] = {
         options=("kind", "pick", "local_target", "price_on"),
         settings=("local_target", "control", "pick", "price_on", "noise"),
     ),
-    "fedfb": Method("FedFB", fedfb, "lam", (), _ROUND_SUMS, 0.3, (0.05, 0.1, 0.3, 1.0, 2.0)),
-    "fairgrad": Method("FairGrad", fairgrad, "lam", (), _ROUND_SUMS, 1.0, (0.1, 0.3, 1.0, 3.0)),
-    "fedfact": Method("FedFACT", fedfact, "target", (), _ROUND_SUMS),
-    "agnostic-fair": Method(
-        "AgnosticFair", agnostic_fair, "lam", (), _ROUND_SUMS, 2.0, (0.5, 2.0, 8.0, 32.0)
+    "fedfb": _rival("FedFB", fedfb, "lam", default=0.3, grid=(0.05, 0.1, 0.3, 1.0, 2.0)),
+    "fairgrad": _rival("FairGrad", fairgrad, "lam", default=1.0, grid=(0.1, 0.3, 1.0, 3.0)),
+    "fedfact": _rival("FedFACT", fedfact, "target"),
+    "agnostic-fair": _rival(
+        "AgnosticFair", agnostic_fair, "lam", default=2.0, grid=(0.5, 2.0, 8.0, 32.0)
     ),
-    "puffle": Method("PUFFLE", puffle, "target", (), _ROUND_SUMS, grid=(0.0, 0.02, 0.05, 0.1)),
+    "puffle": _rival("PUFFLE", puffle, "target", grid=(0.0, 0.02, 0.05, 0.1)),
     "fairtrade": Method("FairTrade", fairtrade, "lam", default=20.0),
-    "fade": Method("FADE", fade, "beta", (), _ROUND_SUMS, 1.0, (0.5, 1.0)),
-    "ffalm": Method(
-        "FFALM", ffalm, "lam", (), _ROUND_SUMS, 5.0, (0.02, 0.1, 0.5, 2.0, 5.0), "losses of groups"
+    "fade": _rival("FADE", fade, "beta", default=1.0, grid=(0.5, 1.0)),
+    "ffalm": _rival(
+        *("FFALM", ffalm, "lam"),
+        default=5.0,
+        grid=(0.02, 0.1, 0.5, 2.0, 5.0),
+        aim="losses of groups",
     ),
-    "fedminmax": Method(
-        *("FedMinMax", fedminmax, "lam", (), _ROUND_SUMS, 0.05),
-        *((0.01, 0.05, 0.2, 1.0), "losses of groups"),
+    "fedminmax": _rival(
+        *("FedMinMax", fedminmax, "lam"),
+        default=0.05,
+        grid=(0.01, 0.05, 0.2, 1.0),
+        aim="losses of groups",
     ),
-    "bounded-group-loss": Method(
-        *("bounded group loss", bounded_group_loss, "target", (), _ROUND_SUMS, 0.0),
-        *((0.0, 0.2, 0.3, 0.4), "losses of groups"),
+    "bounded-group-loss": _rival(
+        *("bounded group loss", bounded_group_loss, "target"),
+        grid=(0.0, 0.2, 0.3, 0.4),
+        aim="losses of groups",
     ),
-    "afl": Method("AFL", afl, "lam", (), _ROUND_SUMS, 0.1, (0.01, 0.1, 1.0), "losses of clients"),
-    "q-ffl": Method(
-        "q-FFL", qffl, "lam", (), _ROUND_SUMS, 1.0, (0.1, 1.0, 2.0, 5.0), "losses of clients"
+    "afl": _rival("AFL", afl, "lam", default=0.1, grid=(0.01, 0.1, 1.0), aim="losses of clients"),
+    "q-ffl": _rival(
+        "q-FFL", qffl, "lam", default=1.0, grid=(0.1, 1.0, 2.0, 5.0), aim="losses of clients"
     ),
 }
 "The methods by the names that the command line takes; `get_method` makes one."

@@ -161,6 +161,8 @@ class Cell:
         What all sites send in one run; None if that is not counted.
     reason
         Why the method does not offer the cell; empty if it does.
+    has_targets
+        Whether the strengths are targets for the gap.
     """
 
     track: str
@@ -175,6 +177,7 @@ class Cell:
     seconds: float = 0.0
     bytes_sent: float | None = None
     reason: str = ""
+    has_targets: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -235,7 +238,10 @@ def run_cell(
         Called with the number of run-rounds since the last call.
     """
     names = (entrant.name, entrant.label, entrant.league)
-    empty = Cell(found.track.name, found.track.version, metric, *names, entrant.grid)
+    empty = Cell(
+        *(found.track.name, found.track.version, metric, *names, entrant.grid),
+        has_targets=entrant.has_targets,
+    )
     try:
         if entrant.name == REFERENCE:
             return _count_reference(found, base, empty)
@@ -284,7 +290,8 @@ def _run_method(
         outcome = _count_models(found, params.reshape(copies, seeds, -1))
         if not entrant.reads_metric:
             found.shared[entrant.name] = (outcome, seconds)
-    chosen = grid[InnerRows.of(outcome, metric).choose(UNSEEN_TARGET)]
+    asked = entrant.grid if entrant.has_targets else None
+    chosen = grid[InnerRows.of(outcome, metric, asked).choose(UNSEEN_TARGET)]
     sent = _count_bytes(found, algorithm, base)
     made = replace(empty, outcome=outcome, seconds=seconds, bytes_sent=sent)
     try:
@@ -330,7 +337,8 @@ def _run_rule(
         pairs = list(pool.map(fit, range(len(found.splits))))
         outcome = stack_outcomes([each for each, _ in pairs])
         outcome = outcome.map(lambda array: np.swapaxes(array, 0, 1))
-        chosen = np.array(entrant.grid)[InnerRows.of(outcome, metric).choose(UNSEEN_TARGET)]
+        inner = InnerRows.of(outcome, metric, entrant.grid)
+        chosen = np.array(entrant.grid)[inner.choose(UNSEEN_TARGET)]
         unseen = list(pool.map(fit_unseen, range(len(found.unseen))))
     seconds = float(np.mean([taken for _, taken in pairs])) / len(entrant.grid)
     return replace(

@@ -50,6 +50,8 @@ class Entrant:
         The strengths that it is tried with, of which inner rows choose; for a rule, its targets.
     has_strength
         Whether there is a strength. Without one, a single training serves all metrics.
+    has_targets
+        Whether the strengths are targets for the gap.
     reads_metric
         Whether training depends on the metric. If it does not, metrics differ in the strength that
         is chosen.
@@ -61,6 +63,7 @@ class Entrant:
     is_rule: bool
     grid: tuple[float, ...]
     has_strength: bool
+    has_targets: bool = False
     reads_metric: bool = True
 
 
@@ -73,12 +76,14 @@ def list_entrants() -> dict[str, Entrant]:
         grid = (0.0,) if method.strength is None else grid
         has_strength = method.strength is not None
         reads_metric = method.aim == "the metric"
-        found[name] = Entrant(name, method.label, league, False, grid, has_strength, reads_metric)
+        has_targets = reads_metric and method.strength == "target"
+        flags = (False, grid, has_strength, has_targets, reads_metric)
+        found[name] = Entrant(name, method.label, league, *flags)
     for name in RULE_KINDS:
         league = "blind" if name == "blind" else "aware"
         label = METHOD_LABELS.get(name, name)
         grid = FIXED_TARGETS if name == "thresholds" else TARGETS
-        found[name] = Entrant(name, label, league, True, grid, True)
+        found[name] = Entrant(name, label, league, True, grid, True, has_targets=True)
     return found
 
 

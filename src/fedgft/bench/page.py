@@ -32,6 +32,11 @@ from fedgft.store import atomic_write, open_folder
 from fedgft.study.figures import save_figure
 
 HEADLINE = 0.02  # the target of overviews and markers
+OWN = "fedgft-control"  # the method whose place is listed cell by cell
+STANDING = (
+    *("track", "metric", "target", "place", "accuracy / gap"),
+    *("first", "its accuracy / gap", "accuracy behind"),
+)
 SCORES = "scores.json"
 OVERVIEW = (
     "method",
@@ -96,18 +101,19 @@ def write_board(folder: Path) -> Board:
         paths += figures.values()
         overview = [tabulate_overview(scores, league) for league in LEAGUES]
         overview = [table for table in overview if len(table.rows) > 1]
+        front = [*overview, *tabulate_standing(scores)]
         sections = []
         for track, title in _list_tracks(about, scores):
             tables = tabulate_track(scores, track)
             mine = [figures[track, m] for m in about["metrics"][track] if (track, m) in figures]
             sections.append({"track": track, "title": title, "tables": tables, "figures": mine})
             paths.append(_write(folder / f"{track}.md", _track_page(title, tables, mine)))
-        paths.append(_write(folder / "README.md", _front_page(about, overview, sections, notes)))
+        paths.append(_write(folder / "README.md", _front_page(about, front, sections, notes)))
         page = render(
             "bench.html",
             lead=LEAD,
             about=_describe(about),
-            overview=overview,
+            overview=front,
             sections=sections,
             notes=notes,
             picture=_embed,
@@ -170,6 +176,40 @@ def tabulate_overview(scores: Sequence[Score], league: str) -> Table:
     rows = tuple(cells for _, cells in lines)
     title = f"{LEAGUE_TITLES[league].capitalize()} league, target {100 * HEADLINE:g} points"
     return Table(title, OVERVIEW, rows, stubs=1)
+
+
+def tabulate_standing(scores: Sequence[Score]) -> list[Table]:
+    """Return where our own method stands in each cell of its league, beside the first method.
+
+    Empty if it took no part.
+    """
+    rows = []
+    for own in (s for s in scores if s.method == OWN and s.target in (0.0, HEADLINE)):
+        if own.reason:
+            continue
+        same = (own.track, own.metric, own.target, own.league)
+        column = [s for s in scores if (s.track, s.metric, s.target, s.league) == same]
+        first = next((s for s in column if s.rank == 1), own)
+        place = "first" if own.rank == 1 else "tied with the first" if own.is_tied else "behind"
+        behind = None
+        if own.accuracy is not None and first.accuracy is not None:
+            behind = first.accuracy - own.accuracy
+        if own.rank is None:
+            place = "misses the target"
+        rows.append(
+            (
+                *(own.track, own.metric, f"{100 * own.target:g}", place),
+                f"{format_points(own.accuracy)} / {format_points(own.gap)}",
+                first.label,
+                f"{format_points(first.accuracy)} / {format_points(first.gap)}",
+                format_points(behind),
+            )
+        )
+    if not rows:
+        return []
+    label = next(s.label for s in scores if s.method == OWN)
+    title = f"{label} in the group-blind league, by cell"
+    return [Table(title, STANDING, tuple(rows), stubs=4)]
 
 
 def tabulate_track(scores: Sequence[Score], track: str) -> list[Table]:

@@ -122,7 +122,8 @@ class MeasuredCell:
     @cached_property
     def inner(self) -> InnerRows:
         """What strengths are chosen by."""
-        return InnerRows.of(self.outcome, self.metric)
+        asked = self.cell.grid if self.cell.has_targets else None
+        return InnerRows.of(self.outcome, self.metric, asked)
 
     @property
     def outcome(self) -> Outcome:
