@@ -23,6 +23,7 @@ from fedgft.formatting import (
     SIGNS,
     Table,
     escape_markdown,
+    format_count,
     format_interval,
     format_points,
     render,
@@ -135,8 +136,10 @@ def list_notes(about: dict[str, Any], cells: Sequence[Cell]) -> list[str]:
             missing += [(track, name, method) for name in names]
     missing = [cell for cell in missing if cell not in done]
     if missing:
-        first = ", ".join(missing[0])
-        notes.append(f"{len(missing)} cells are not run yet, such as {first}")
+        track, metric, method = missing[0]
+        first = ", ".join((track, method) if metric == ALL_METRICS else (track, metric, method))
+        number = f"{format_count(len(missing), 'cell')} {'is' if len(missing) == 1 else 'are'}"
+        notes.append(f"{number} not run yet, the first: {first}; run or merge the other cells")
     for cell in cells:
         if cell.reason:
             notes.append(f"{cell.track}, {cell.metric}, {cell.label}: not offered: {cell.reason}")

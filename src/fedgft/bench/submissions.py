@@ -19,7 +19,7 @@ from fedgft.bench.scores import Outcome, OutcomeCounter, stack_outcomes
 from fedgft.bench.tracks import PARTS, TEST, TRACKS, Track
 from fedgft.data.encode import data_error, suggest_name
 from fedgft.data.table import read_frame
-from fedgft.errors import LazyModule
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import format_count
 from fedgft.metrics import get_metric
 from fedgft.store import expand_user, file_error
@@ -133,6 +133,9 @@ def read_submission(path: str | Path, *, seeds: int | None = None) -> Submission
 
 def score_submission(submission: Submission) -> list[TrackScore]:
     """Return the numbers of a submission, per track in the order of the file."""
+    if not isinstance(submission, Submission):
+        text = f"must be what `read_submission` returns, not {format_value(submission)}"
+        raise FedgftError(text, field="submission")
     found = []
     for name, decisions in submission.decisions.items():
         track = TRACKS[name]
@@ -277,6 +280,7 @@ def _read_track(
     text = f"{track.name} has rows 0 to {len(data) - 1}"
     _refuse(table, mine, (row < 0) | (row >= len(data)), lambda i: f"row {row[i]}: {text}")
     decided = _read_decisions(table, mine, value)
+    _check_seeds(table, track, seed, count)
     found = np.full((count, len(data)), np.nan)
     for s in range(count):
         here = np.flatnonzero(seed == s)
@@ -286,13 +290,23 @@ def _read_track(
     return found
 
 
+def _check_seeds(table: _Table, track: Track, given: np.ndarray, count: int) -> None:
+    """Require all seeds from 0 to `count` - 1."""
+    missing = np.setdiff1d(np.arange(count), given)
+    if not len(missing):
+        return
+    first = int(missing[0])
+    text = f"{track.name}, seed {first}: no rows; the seed is missing"
+    if first and len(missing) == count - first:  # only the last ones
+        text += f"; for a preliminary score, set `seeds` to {first}"
+    table.fail(text)
+
+
 def _check_rows(
     table: _Table, track: Track, seed: int, places: np.ndarray, rows: np.ndarray, parts: np.ndarray
 ) -> None:
     """Require each test row of one seed once, and no other rows."""
     what = f"{track.name}, seed {seed}"
-    if not len(rows):
-        table.fail(f"{what}: no rows; the seed is missing")
     other = parts[rows] != TEST
 
     def describe(i: int) -> str:

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from fedgft.cli import bench_submissions
 from fedgft.cli.console import bar, note, output, print_json, print_table, wrote
-from fedgft.cli.options import Flag, Place, Whole, read_list
+from fedgft.cli.options import Flag, Place, Whole, read_list, require_values
 from fedgft.errors import FedgftError, LazyModule
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ tracks_module = LazyModule("fedgft.bench.tracks")
 
 OUT = Path("results/bench")
 Names = Annotated[
-    tuple[str, ...],
+    tuple[str, ...] | None,
     Parameter(consume_multiple=True, negative="", show_default=False, converter=read_list),
-]  # `a b` or `a,b`; none of them means all
+]  # `a b` or `a,b`
 OutFolder = Annotated[Place, Parameter(name=("--out", "-o"))]
 app = App(name="bench", help="Compare all methods on frozen tracks, on held-out rows.")
 
@@ -32,9 +32,9 @@ app = App(name="bench", help="Compare all methods on frozen tracks, on held-out 
 @app.default
 def bench(
     *,
-    track: Names = (),
-    methods: Names = (),
-    metrics: Names = (),
+    track: Names = None,
+    methods: Names = None,
+    metrics: Names = None,
     league: Literal["blind", "aware", "both"] = "both",
     seeds: Whole | None = None,
     shard: str = "1/1",
@@ -70,10 +70,11 @@ def bench(
     fedgft bench --track compas-race --methods fedgft fedgft-control --seeds 5
     fedgft bench --shard 1/2 --out first
     """
-    chosen = entrants.choose_entrants(methods or None, league)
+    require_values(track=track, methods=methods, metrics=metrics)
+    chosen = entrants.choose_entrants(methods, league)
     part = _read_shard(shard)
     found, skipped = _find_tracks(track)
-    plan = runner.BenchPlan(tuple(found), chosen, metrics or None, seeds, part)
+    plan = runner.BenchPlan(tuple(found), chosen, metrics, seeds, part)
     with bar() as progress:
         progress.expect(sum(plan.count_work(cell) for cell in plan.own_cells))
         made = runner.run_bench(plan, out_, progress.advance, skipped=skipped)
@@ -102,7 +103,8 @@ def merge(*folders: Place, out_: OutFolder = OUT, json: Annotated[bool, Flag] = 
     fedgft bench merge first second --out results/bench
     """
     if not folders:
-        raise FedgftError("are missing: the folders of the shards", field="folders", kind="missing")
+        text = "are missing: name the folders that the shards have written"
+        raise FedgftError(text, field="folders", kind="missing")
     runner.merge_folders(list(folders), out_)
     _show(out_, json=json)
 
@@ -129,7 +131,7 @@ for _command in (bench_submissions.tracks, bench_submissions.rows, bench_submiss
     app.command(_command)
 
 
-def _find_tracks(names: tuple[str, ...]) -> tuple[list["Track"], dict[str, str]]:
+def _find_tracks(names: tuple[str, ...] | None) -> tuple[list["Track"], dict[str, str]]:
     """Return the tracks with these names, and why others are left out.
 
     Without names, these are all tracks whose data can be read; a track that is named must be there.

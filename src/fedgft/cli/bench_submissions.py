@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedgft.bench.tracks import Track
 
 json_text = LazyModule("json")
+runner = LazyModule("fedgft.bench.bench_runner")
 standings = LazyModule("fedgft.bench.standings")
 submissions = LazyModule("fedgft.bench.submissions")
 track_tables = LazyModule("fedgft.bench.track_tables")
@@ -90,7 +91,7 @@ def score(
     /,
     *,
     board: Place | None = None,
-    league: Literal["blind", "aware"] = "blind",
+    league: Literal["blind", "aware"] | None = None,
     seeds: Whole | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
@@ -107,7 +108,8 @@ def score(
     board
         A folder that `fedgft bench` has written: also print where the submission would stand.
     league
-        The league on the board: aware if the group of a person may change the decision.
+        The league on the board: aware if the group of a person may change the decision [default:
+        blind].
     seeds
         How many seeds the file holds, from 0 on, for a preliminary score [default: all].
     out
@@ -120,15 +122,18 @@ def score(
     fedgft bench score predictions.parquet
     fedgft bench score predictions.csv --board results/bench
     """
+    if league is not None and board is None:
+        raise FedgftError("`league` chooses a league of `board`; name a board", kind="conflict")
     if out is not None:
         store.make_folder(out.parent)
     found = submissions.score_submission(submissions.read_submission(submission, seeds=seeds))
     scores = [each.summarize() for each in found]
     if board is not None:
         methods = standings.read_board(board, found)
-        places = [asdict(each) for each in standings.find_standings(found, methods, league)]
+        own_league = league or "blind"
+        places = [asdict(each) for each in standings.find_standings(found, methods, own_league)]
         for each in scores:
-            each["league"] = league
+            each["league"] = own_league
             each["standings"] = [place for place in places if place["track"] == each["track"]]
     if out is not None:
         with store.atomic_write(out) as file:
@@ -144,7 +149,23 @@ def score(
         if each["seeds"] < each["seeds_of_track"]:
             text = f"{each['seeds']} of {each['seeds_of_track']} seeds: a preliminary score"
             note(f"{each['track']}: {text}")
+        if board is not None:
+            _note_differences(each, board)
     wrote([out] if out is not None else [])
+
+
+def _note_differences(score: dict[str, Any], board: Path) -> None:
+    """Say what a comparison with a board lacks: other seeds, and metrics that are not there."""
+    name = score["track"]
+    about = runner.read_manifest(board)
+    seeds = about["seeds"] or score["seeds_of_track"]
+    if seeds != score["seeds"]:
+        note(f"{name}: the board has {seeds} seeds, and the submission {score['seeds']}")
+    compared = {place["metric"] for place in score["standings"]}
+    missing = [metric for metric in score["metrics"] if metric not in compared]
+    if missing:
+        text = f"the board has no methods of the league {score['league']} for"
+        note(f"{name}: {text} {', '.join(missing)}")
 
 
 def _count(track: "Track") -> dict[str, Any] | None:

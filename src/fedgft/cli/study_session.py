@@ -121,7 +121,8 @@ def _check_tables(options: Options) -> None:
     require_values(**lists)
     require(
         options.source != "acs",
-        "`data`: write a table of acs first (fedgft data get acs --out acs.parquet), and name it",
+        "`data`: write a table of acs first, as by `fedgft data get acs --states CA NY --out "
+        "acs.parquet`, and name it",
     )
     if len(options.data) == 1:
         return
