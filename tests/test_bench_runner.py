@@ -401,7 +401,7 @@ def test_the_command_runs_and_resumes(monkeypatch, tmp_path, capsys):
     [
         ("--track tine", "did you mean 'tiny'"),
         ("--methods fedgtf", "did you mean 'fedgft'"),
-        ("--track tiny --metrics eop", "no track scores the metric"),
+        ("--track tiny --metrics eop", "is not scored here"),
         ("--track tiny --seeds 3", "--seeds must lie between 1 and 2"),
         ("--track tiny --shard 0/2", "--shard must be i/n"),
         ("--track tiny --shard two", "--shard must be i/n"),

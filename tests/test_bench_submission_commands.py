@@ -111,8 +111,8 @@ def test_a_submission_is_placed_on_a_board(capsys, track, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("tracks tinny", "no track 'tinny'; did you mean 'tiny'?"),
-        ("rows --track adult", "no track 'adult'"),
+        ("tracks tinny", "'tinny' is not known; did you mean 'tiny'?"),
+        ("rows --track adult", "'adult' is not known"),
         ("rows", "--track is missing"),
         ("score", "SUBMISSION is missing"),
         ("score none.csv", "none.csv: no such file"),

@@ -186,7 +186,7 @@ def test_incomes_are_read_from_the_cache_alone(monkeypatch, tmp_path):
     read = track.read.__wrapped__  # not kept for other tests
     rng = np.random.default_rng(0)
     for state in ACS_STATES:
-        with pytest.raises(FedgftError, match=f"{state}.*: fetch them by `fedgft data get acs`"):
+        with pytest.raises(FedgftError, match=f"{state}.* by `fedgft data get acs --year 2018"):
             read()
         columns = {name: rng.integers(1, 3, 40) for name in files.list_columns(ACS_YEAR)}
         columns["PINCP"] = rng.choice([20_000, 90_000], 40)
@@ -219,7 +219,7 @@ def test_a_track_that_comes_out_differently_is_refused():
 
 
 def test_unknown_tracks_and_seeds():
-    with pytest.raises(FedgftError, match="no track 'adult-sx'; did you mean 'adult-sex'"):
+    with pytest.raises(FedgftError, match="'adult-sx' is not known; did you mean 'adult-sex'"):
         get_track("adult-sx")
     with pytest.raises(FedgftError, match="tiny: there are seeds from 0 to 1, not 2") as e:
         make_track().split(2)

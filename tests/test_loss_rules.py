@@ -23,7 +23,7 @@ from fedgft.algorithms.agnostic_fair import BoundaryCovariance
 from fedgft.algorithms.bounded_group_loss import BoundedGroupLoss
 from fedgft.algorithms.every_threshold import EveryThreshold
 from fedgft.algorithms.ffalm import LossParity
-from fedgft.algorithms.loss_rules import SCORE_BINS, LossTerms, shift_to_labels
+from fedgft.algorithms.loss_rules import SCORE_BINS, LossTerms, check_rule, shift_to_labels
 from fedgft.algorithms.puffle import LocalMomentum
 from fedgft.algorithms.qffl import PowerOfLosses
 from fedgft.engine import Settings, simulate
@@ -702,3 +702,49 @@ def test_torch_and_compiled_reports_are_the_same(executor: str) -> None:
             bins = np.floor(scores[mine, 1] * SCORE_BINS).astype(int)
             expected = np.bincount(bins, minlength=SCORE_BINS)
             np.testing.assert_array_equal(report.histograms[k, y, a], expected)
+
+
+@dataclass(frozen=True)
+class Mistaken:
+    """A rule with one mistake."""
+
+    terms_of_rows: object = None
+    reads: object = ()
+
+    def init(self, count: np.ndarray) -> None:
+        return None
+
+    def update(self, state: None, cohort: object, reports: object) -> None:
+        return None
+
+    def terms(self, state: None, cohort: object) -> object:
+        return self.terms_of_rows
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (3, "must be rules with reads, init, update and terms, not 3"),
+        (Mistaken, "must be rules with reads, init, update and terms, not .*Mistaken"),
+        (Mistaken(reads=("lossess",)), "must be a tuple of losses, logits, histograms"),
+        (Mistaken(reads="losses"), "must be a tuple of losses, logits, histograms, not 'losses'"),
+    ],
+)
+def test_what_is_no_loss_rule_is_refused(rule, text) -> None:
+    with pytest.raises(FedgftError, match=text) as raised:
+        check_rule(rule)  # which `Objective` calls
+    assert raised.value.field == "loss_rules"
+
+
+@pytest.mark.parametrize(
+    ("terms", "text"),
+    [
+        (None, "terms of Mistaken must be LossTerms, not None"),
+        (LossTerms(weights=np.ones((2, 2))), r"weights in the terms of Mistaken .* not \(2, 2\)"),
+        (LossTerms(price=np.ones((1, 2, 3))), "price in the terms of Mistaken"),
+    ],
+)
+def test_terms_of_a_wrong_shape_are_refused(terms, text) -> None:
+    algorithm = Algorithm(objective=Objective(loss_rules=(Mistaken(terms),)))
+    with pytest.raises(FedgftError, match=text):
+        run(federation(), algorithm)

@@ -16,11 +16,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedgft.algorithms.weightings import Cohort
+from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Price
 from fedgft.sums import Sums
+from fedgft.validation import format_value
 
 SCORE_BINS = 100
 "The number of bins of the scores in the clients' histograms."
+REPORTS = ("losses", "logits", "histograms")
 SMALLEST_SHARE = 1e-12
 
 
@@ -114,6 +117,38 @@ class LossRule(Protocol):
     def update(self, state: Any, cohort: Cohort, reports: ClientReports) -> Any: ...
 
     def terms(self, state: Any, cohort: Cohort) -> LossTerms: ...
+
+
+def check_rule(rule: Any) -> None:
+    """Raise a `FedgftError` unless this is a loss rule that reads known reports."""
+    if isinstance(rule, type) or not isinstance(rule, LossRule):
+        text = f"must be rules with reads, init, update and terms, not {format_value(rule)}"
+        raise FedgftError(text, field="loss_rules")
+    unknown = [name for name in rule.reads if name not in REPORTS]
+    if isinstance(rule.reads, str) or unknown:
+        text = f"`reads` of {type(rule).__name__} must be a tuple of {', '.join(REPORTS)}"
+        raise FedgftError(f"{text}, not {format_value(rule.reads)}", field="loss_rules")
+
+
+def check_terms(rule: LossRule, terms: Any, price: Price) -> LossTerms:
+    """Return the terms of a rule; raise a `FedgftError` where a table has a wrong shape.
+
+    `price` (u, c, k, c) are the prices of the same clients.
+    """
+    name = f"terms of {type(rule).__name__}"
+    if not isinstance(terms, LossTerms):
+        text = f"{name} must be LossTerms, not {format_value(terms)}"
+        raise FedgftError(text, field="loss_rules")
+    rows = price.shape[:3]
+    curve = (*rows, SCORE_BINS)
+    wanted = {"weights": rows, "labels": price.shape, "price": price.shape, "curve": curve}
+    for key, shape in wanted.items():
+        table = getattr(terms, key)
+        if isinstance(table, np.ndarray) and table.shape != shape:
+            text = f"{key} in the {name} must have the shape {shape} (client, label, group and "
+            text += f"rows without a group, ...), not {table.shape}"
+            raise FedgftError(text, field="loss_rules")
+    return terms
 
 
 def per_run(value: float | np.ndarray, runs: int, axes: int = 0) -> np.ndarray:

@@ -19,7 +19,14 @@ import numpy as np
 
 from fedgft.algorithms.controller import Controller, ControlReport, Loop, with_speed
 from fedgft.algorithms.local_control import LocalController, LocalState
-from fedgft.algorithms.loss_rules import ClientReports, LossRule, LossTerms, shift_to_labels
+from fedgft.algorithms.loss_rules import (
+    ClientReports,
+    LossRule,
+    LossTerms,
+    check_rule,
+    check_terms,
+    shift_to_labels,
+)
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
 from fedgft.metrics import Metric, check_one_threshold, price
@@ -174,6 +181,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_choice("price_on", self.price_on, get_args(PriceOn))
+        for rule in self.loss_rules:
+            check_rule(rule)
         if self.price_on == "decisions" and self.has_curves:
             raise FedgftError("a price by the score is paid for scores", field="price_on")
 
@@ -257,7 +266,7 @@ class Objective:
             shifted, labels = shift_to_labels(price)
             terms = LossTerms(weights * shifted, labels, np.zeros_like(price))
         for rule, state in zip(self.loss_rules, states, strict=True):
-            terms = terms + rule.terms(state, cohort)
+            terms = terms + check_terms(rule, rule.terms(state, cohort), price)
         return terms
 
     @property

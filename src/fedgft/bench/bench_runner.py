@@ -99,9 +99,7 @@ class BenchPlan:
         known = [name for track in self.tracks for name in track.metrics]
         for name in self.metrics or ():
             if name not in known:
-                text = (
-                    f"no track scores the metric '{name}'{suggest_name(name, sorted(set(known)))}"
-                )
+                text = f"'{name}' is not scored here{suggest_name(name, sorted(set(known)))}"
                 raise FedgftError(text, field="metrics")
         most = min((track.seeds for track in self.tracks), default=1)
         if self.seeds is not None and not 1 <= self.seeds <= most:
@@ -294,13 +292,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         identify(about)
         for name in ("tracks", "titles", "metrics", "methods", "skipped"):
             about[name]
+    except FedgftError:
+        raise
     except FileNotFoundError:
         text = "is not there: name a folder that `fedgft bench` has written"
         raise file_error(path, text) from None
     except OSError as error:
         raise file_error(path, f"cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise file_error(path, "is damaged; run the benchmark again") from error
+        text = "is damaged; delete it and run the benchmark again, which keeps finished cells"
+        raise file_error(path, text) from error
     return about
 
 

@@ -14,8 +14,10 @@ from fedgft.algorithms import METHODS
 from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.encode import suggest_name
 from fedgft.errors import FedgftError
+from fedgft.formatting import join_names
 from fedgft.rules.federation_rule import RULE_KINDS
 from fedgft.settings import TARGET_TOLERANCE
+from fedgft.validation import check_name_list
 
 League = Literal["blind", "aware"]
 LEAGUES: tuple[League, ...] = get_args(League)
@@ -100,13 +102,17 @@ def choose_entrants(
         "blind", "aware", or "both".
     """
     known = list_entrants()
+    if names is not None:
+        check_name_list("methods", names)
     for name in names or ():
         if name not in known:
-            text = f"no method '{name}'{suggest_name(name, list(known))}"
+            text = f"'{name}' is not known{suggest_name(name, list(known))}"
             raise FedgftError(text, field="methods")
     wanted = set(known if names is None else names)
     leagues = LEAGUES if league == "both" else (league,)
     chosen = [e for e in known.values() if e.name in wanted and e.league in leagues]
     if not chosen:
-        raise FedgftError(f"`methods`: none of them is in the league '{league}'", kind="conflict")
+        listed = join_names([name for name in known if name in wanted])
+        text = f"none of {listed} is in the league '{league}'; choose the other league, or both"
+        raise FedgftError(text, field="methods", kind="conflict")
     return (known[REFERENCE], *(entrant for entrant in chosen if entrant.name != REFERENCE))

@@ -24,7 +24,7 @@ else:
 README = """# The rows of {name}, version {version}
 
 `{table}`: {rows:,} rows in the order of their number, `row`.
-`label` is 1 for {positive}; `group` names the group, all other columns are features, not scaled.
+`label` is {label}; `group` names the group, all other columns are features, not scaled.
 `{parts}`: for each `seed`, the `site` of a row and its `part`: train, inner or test.
 Train per seed on `train` rows, choose settings on `inner` rows, and decide about `test` rows.
 Labels of test rows are there for your own analysis: do not train or choose with them.
@@ -93,7 +93,7 @@ def write_rows(track: Track, folder: Path, *, csv: bool = False) -> list[Path]:
     write_table(build_table(track), table)
     write_table(describe_rows(track), parts)
     data = track.load()
-    names = {"table": table.name, "parts": parts.name, "positive": data.classes[1]}
+    names = {"table": table.name, "parts": parts.name, "label": track.sheet.label}
     text = README.format(name=track.name, version=track.version, rows=len(data), **names)
     readme = folder / f"{track.name}-README.md"
     with atomic_write(readme) as file:

@@ -26,6 +26,7 @@ from fedgft.data.partition import PartitionKind, make_rng, partition
 from fedgft.data.public import SOURCES, load
 from fedgft.data.remote_files import get_cache_folder
 from fedgft.errors import FedgftError
+from fedgft.validation import format_value
 
 PARTS = ("train", "inner", "test")
 TRAIN, INNER, TEST = range(3)
@@ -198,7 +199,8 @@ class Track:
 def get_track(name: str) -> Track:
     """Return a track by its name."""
     if name not in TRACKS:
-        raise FedgftError(f"no track '{name}'{suggest_name(name, list(TRACKS))}", field="track")
+        text = f"{format_value(name)} is not known{suggest_name(str(name), list(TRACKS))}"
+        raise FedgftError(text, field="track")
     return TRACKS[name]
 
 
@@ -255,7 +257,8 @@ def _read_acs() -> Dataset:
     missing = [s for s in ACS_STATES if not (folder / f"{s}-income.parquet").is_file()]
     if missing:
         text = f"the data set acs of {ACS_YEAR} is not in the cache for {', '.join(missing)}"
-        raise FedgftError(f"{text}: fetch them by `fedgft data get acs`", kind="file")
+        command = f"fedgft data get acs --year {ACS_YEAR} --states {' '.join(missing)}"
+        raise FedgftError(f"{text}: fetch them by `{command}`", kind="file")
     return load("acs", year=ACS_YEAR, states=ACS_STATES)
 
 

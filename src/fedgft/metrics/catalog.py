@@ -172,7 +172,9 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
         name = resolve_name(name)
     if at and (every != "all" or name not in AT_ALL):
         known = ", ".join(f"{each}@all" for each in AT_ALL)
-        raise FedgftError(f"`metric` {asked!r}: fair at every threshold are {known}")
+        raise FedgftError(
+            f"`metric` {asked!r} is not known; metrics at every threshold are {known}"
+        )
     if name not in CATALOG:
         raise FedgftError(
             f"`metric` {name or asked!r} is not known; choose from {', '.join(CATALOG)}, "

@@ -39,6 +39,9 @@ def check_rules(study: Study, metric: Metric, methods: Sequence[str]) -> None:
     wanted = [name for name in methods if name in RULE_METHODS]
     if not wanted:
         return
+    if metric.every_threshold:
+        text = f"{metric.name} is for training with fedgft; {wanted[0]} has a threshold of its own"
+        raise FedgftError(text, field="metrics", kind="unsupported")
     if len(data.classes) != 2:
         text = f"{wanted[0]} decides between two classes, the label has {len(data.classes)}"
         raise FedgftError(text, field="methods", kind="unsupported")
