@@ -248,7 +248,7 @@ def run_cell(
         run = _run_rule if entrant.is_rule else _run_method
         return run(found, base, entrant, empty, on_progress)
     except FedgftError as error:
-        if error.kind != "unsupported":
+        if error.kind not in ("unsupported", "data"):
             raise
         return replace(empty, reason=error.message)
 
@@ -375,11 +375,22 @@ def _decide_by_rule(
     data = federation.dataset
     if not rule.per_site:
         return lambda rows: apply_rule(data, rows, rule, scores)
+    merged = merge_sites(rule, federation, scores >= 0.5)
     if owner is None:
-        merged = merge_sites(rule, federation, scores >= 0.5)
         return lambda rows: apply_rule(data, rows, merged, scores)
-    names = np.array(name_clients(federation), object)
-    return lambda rows: apply_rule(data, rows, rule, scores, sites=names[owner[rows]].tolist())
+    names = name_clients(federation)
+    groups = [*data.group_names, None]
+    has_rule = np.array([[(site, (group,)) in rule.cells for group in groups] for site in names])
+
+    def decide(rows: np.ndarray) -> np.ndarray:
+        known = has_rule[owner[rows], data.groups[rows]] | (data.groups[rows] < 0)
+        sites = [names[k] for k in owner[rows[known]]]
+        out = np.empty(len(rows))
+        out[known] = apply_rule(data, rows[known], rule, scores, sites=sites)
+        out[~known] = apply_rule(data, rows[~known], merged, scores)
+        return out
+
+    return decide
 
 
 def score_rows(federation: Federation, params: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -1,14 +1,17 @@
 """The clients' last sums: an estimate of the sums over all clients where only a few take part.
 
 The mean over a sampled cohort differs from that over all clients, most of all where clients differ.
-The server therefore remembers the last sums of each client. With the rows D_kg of label and group g
-at client k, its last sums N_kg, and the cohort C of this round, which sends N'_kg,
+The server therefore remembers the last sums N_kg of each client k over its D_kg rows of label and
+group g. A report that is t rounds old counts with the weight KEPT^t. The cohort C of this round
+sends N'_kg, and of the other clients R is known:
 
-    N_g = sum_k N_kg + (sum_k D_kg / sum_{k in C} D_kg) sum_{k in C} (N'_kg - N_kg)
+    N_g = sum_{k in C} N'_kg + sum_{k in R} KEPT^t_k N_kg + r_g sum_{k in C, seen} (N'_kg - N_kg)
+    r_g = min(sum_{k in R} KEPT^t_k D_kg / sum_{k in C, seen} D_kg, MOST_REPEATED)
 
-The second term moves the clients that were not asked as the cohort has moved since its own last
-reports (as in SAGA, Defazio et al., 2014). What remains of the error is how differently clients
-change, not how different they are. Clients that have never reported do not count. The cost of a
+The last term moves the other clients as the cohort has moved since its own last reports (as in
+SAGA, Defazio et al., 2014), unless the cohort has too few rows of the group to tell. What remains of
+the error is how differently clients change, not how different they are. Because old reports fade,
+the estimate is that of the last few cohorts where clients rarely take part twice. The cost of a
 round depends on the cohort, not on the number of clients.
 """
 
@@ -20,17 +23,24 @@ from fedgft.algorithms import Cohort
 from fedgft.engine.plan import make_cohort
 from fedgft.sums import Sums
 
+KEPT = 0.7
+"The weight of a report that is one round old."
+MOST_REPEATED = 2.5
+"The largest factor by which a cohort's change is applied to the other clients."
+
 
 class ClientMemory(NamedTuple):
     """What the server remembers of all clients; arrays are changed in place.
 
-    `last` (run x client, ...) holds the last sums of each client, `seen` (run x client,) whether it
-    has reported, and `total` (run, ...) the sum of `last` over the clients of each run.
+    `last` (run x client, ...) holds the last sums of each client, `round` (run x client,) the
+    number of the report, counted from 1 (0: none), and `total` (run, ...) the sum of `last` over
+    the clients of each run, in which old reports count less. `reports` (1,) counts the rounds.
     """
 
     last: Sums
-    seen: np.ndarray
+    round: np.ndarray
     total: Sums
+    reports: np.ndarray
 
 
 def start_memory(received: Sums, *, runs: int, clients: int) -> ClientMemory:
@@ -47,7 +57,7 @@ def start_memory(received: Sums, *, runs: int, clients: int) -> ClientMemory:
         received.map(lambda array, n=n: np.zeros((n, *array.shape[1:])))
         for n in (runs * clients, runs)
     )
-    return ClientMemory(last, np.zeros(runs * clients, bool), total)
+    return ClientMemory(last, np.zeros(runs * clients, int), total, np.zeros(1, int))
 
 
 def estimate_sums(
@@ -69,15 +79,22 @@ def estimate_sums(
     cohort, sums
         One unit per run that stands for all clients, and its sums, (r, ...).
     """
-    seen = memory.seen[positions]
-    new = received.map(lambda a: _keep(~seen, a))
-    change = received.map(lambda a, b: _keep(seen, a - b), memory.last[positions]).map(cohort.sum)
-    again = cohort.sum(_keep(seen, received.count))
-    rest = memory.total.count - again  # rows of the clients that have reported, but not now
-    scale = np.where(again > 0, rest / np.where(again > 0, again, 1.0), 0.0)[..., None]
-    arrays = zip(memory.total.arrays, new.map(cohort.sum).arrays, change.arrays, strict=True)
-    for total, added, moved in arrays:
-        total += added + moved
+    memory.reports[:] += 1
+    now = int(memory.reports[0])
+    seen = memory.round[positions] > 0
+    old = memory.last[positions]
+    weight = KEPT ** (now - memory.round[positions]) * seen
+    for total, last in zip(memory.total.arrays, old.arrays, strict=True):
+        total *= KEPT
+        total -= cohort.sum(_weigh(weight, last))  # what is left is that of the other clients
+    change = received.map(lambda a, b: _weigh(1.0 * seen, a - b), old).map(cohort.sum)
+    again = cohort.sum(_weigh(1.0 * seen, received.count))
+    rest = np.maximum(memory.total.count, 0.0)
+    scale = np.where(again > 0, rest / np.where(again > 0, again, 1.0), 0.0)
+    scale = np.minimum(scale, MOST_REPEATED)[..., None]
+    sent = received.map(cohort.sum)
+    for total, fresh in zip(memory.total.arrays, sent.arrays, strict=True):
+        total += fresh
     count = memory.total.count
     score, decision = (
         np.clip(total + scale * moved, 0.0, count[..., None])
@@ -86,14 +103,14 @@ def estimate_sums(
             (memory.total.decision, change.decision),
         )
     )
-    for last, sent in zip(memory.last.arrays, received.arrays, strict=True):
-        last[positions] = sent
-    memory.seen[positions] = True
+    for last, new in zip(memory.last.arrays, received.arrays, strict=True):
+        last[positions] = new
+    memory.round[positions] = now
     runs = len(count)
     every = make_cohort(runs * [np.zeros(1, int)], runs * [np.ones(1)], full=False)
     return every, Sums(count.copy(), score, decision)
 
 
-def _keep(mask: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the values (u, ...) of the units where the mask holds, and zeros elsewhere."""
-    return np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
+def _weigh(weight: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Multiply the values (u, ...) of each unit by its weight (u,)."""
+    return weight.reshape(-1, *[1] * (values.ndim - 1)) * values
