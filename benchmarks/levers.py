@@ -43,7 +43,7 @@ METRICS = ("sp", "eop", "eo")
 TARGETS = (0.0, 0.02)
 STRENGTHS = (5.0, 20.0, 50.0, 100.0)  # of the penalty on all thresholds
 SHUFFLES = 20  # of the groups, for the gap by chance
-COHORT = 3
+COHORT = {10: 3, 200: 10}  # clients per round, by the number of clients
 CONFIDENCE = 0.95
 
 
@@ -329,38 +329,43 @@ def cohorts(options: Options) -> Part:
     rows = []
     claims = []
     for data in ("adult", "compas"):
-        for alpha in (0.1, 0.5):
+        for alpha, clients in ((0.1, 10), (0.5, 10), (0.3, 200)):
             for metric in map(get_metric, ("sp", "eop")):
                 for number in (50, 100):
                     for lr in (0.005, 0.02):
+                        made = deal(data, alpha, clients, options.seeds)
                         old, new = (
-                            sample(data, alpha, metric, number, lr, options.seeds, remember=each)
+                            sample(made, metric, number, lr, remember=each)
                             for each in (False, True)
                         )
                         gap = Difference.of(new[1], old[1])
                         accuracy = Difference.of(new[0], old[0])
                         means = [f"{100 * each[1].mean():.2f}" for each in (old, new)]
-                        cell = (data, f"{alpha:g}", metric.name, str(number), f"{lr:g}")
+                        size = f"{COHORT[clients]} of {clients}"
+                        cell = (data, size, f"{alpha:g}", metric.name, str(number), f"{lr:g}")
                         verdict = judge(accuracy, gap)
                         rows.append((*cell, *means, str(gap), str(accuracy), verdict))
-    mean = [float(np.mean([float(row[i]) for row in rows])) for i in (5, 6)]
-    claims.append((f"Mean gap {mean[0]:.2f} without and {mean[1]:.2f} points with", None))
-    claims.append(tally_verdicts(rows))
+    for clients, size in COHORT.items():
+        mine = [row for row in rows if row[1] == f"{size} of {clients}"]
+        mean = [float(np.mean([float(row[i]) for row in mine])) for i in (6, 7)]
+        text = f"mean gap {mean[0]:.2f} points without the memory and {mean[1]:.2f} with it"
+        verdicts, prevails = tally_verdicts(mine)
+        claims.append((f"{size} of {clients} clients: {text}; {verdicts}", prevails))
     text = (
-        f"{COHORT} of 10 clients take part per round, drawn with equal probability; target 0. "
+        "Few clients take part per round, drawn with equal probability; target 0. "
         "With the memory, the server estimates the sums of all clients from what each sent last. "
         "Gaps of decisions on all clients' training rows, of the final model."
     )
     header = (
-        *("data", "alpha", "metric", "rounds", "lr", "gap without", "gap with"),
+        *("data", "clients", "alpha", "metric", "rounds", "lr", "gap without", "gap with"),
         *("gap, difference", "test accuracy, difference", "verdict"),
     )
-    table = Table("Memory of the clients' sums", header, tuple(rows), 3)
+    table = Table("Memory of the clients' sums", header, tuple(rows), 4)
     return "Sampled cohorts", text, [table], claims
 
 
 def sample(
-    data: str, alpha: float, metric: Metric, number: int, lr: float, seeds: int, *, remember: bool
+    made: list[fedgft.data.Federation], metric: Metric, number: int, lr: float, *, remember: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Train with sampled cohorts; return test accuracy and the gap on training rows, (seed,)."""
 
@@ -371,11 +376,11 @@ def sample(
     with mock.patch.object(RoundLoop, "_estimate", estimate), warnings.catch_warnings():
         warnings.simplefilter("ignore", TargetMissedWarning)
         history = simulate(
-            deal(data, alpha, seeds),
+            made,
             "logistic",
             fedgft_control(metric, 0.0),
-            replace(SETTINGS, rounds=number, cohort=COHORT, eval_on="both"),
-            seeds=range(seeds),
+            replace(SETTINGS, rounds=number, cohort=COHORT[made[0].num_clients], eval_on="both"),
+            seeds=range(len(made)),
             lr=lr,
         )
     assert history.federation is not None
@@ -383,10 +388,10 @@ def sample(
 
 
 @lru_cache
-def deal(data: str, alpha: float, seeds: int) -> list[fedgft.data.Federation]:
-    """Return a federation per seed, of ten clients."""
+def deal(data: str, alpha: float, clients: int, seeds: int) -> list[fedgft.data.Federation]:
+    """Return a federation per seed."""
     table = fedgft.load(data)
-    make = partial(fedgft.partition, table, "dirichlet", clients=10, alpha=alpha)
+    make = partial(fedgft.partition, table, "dirichlet", clients=clients, alpha=alpha)
     return [fedgft.standardize(make(seed=seed)) for seed in range(seeds)]
 
 

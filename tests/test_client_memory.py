@@ -5,7 +5,13 @@ import pytest
 
 from fedgft.algorithms import fedgft, fedgft_control
 from fedgft.engine import Settings, simulate
-from fedgft.engine.client_memory import ClientMemory, estimate_sums, start_memory
+from fedgft.engine.client_memory import (
+    KEPT,
+    MOST_REPEATED,
+    ClientMemory,
+    estimate_sums,
+    start_memory,
+)
 from fedgft.engine.plan import make_cohort
 from fedgft.metrics import CATALOG
 from fedgft.sums import Sums
@@ -31,7 +37,7 @@ def ask(memory: ClientMemory, clients: list[int], every: Sums) -> Sums:
 
 def check(found: Sums, expected: Sums) -> None:
     for mine, theirs in zip(found.arrays, expected.arrays, strict=True):
-        np.testing.assert_allclose(mine[0], theirs)
+        np.testing.assert_allclose(mine[0], theirs, atol=1e-9)
 
 
 @pytest.fixture
@@ -53,41 +59,59 @@ def test_the_estimate_is_exact_when_all_report(rows) -> None:
     check(ask(memory, list(range(CLIENTS)), second), second.sum())
 
 
-def test_clients_that_are_not_asked_move_as_the_cohort_has_moved(rows) -> None:
-    """Written out for each label, group and class; the counts stay those of all clients."""
-    rng = np.random.default_rng(4)
-    first, second = make_sums(rng, rows), make_sums(rng, rows)
-    memory = start_memory(first, runs=1, clients=CLIENTS)
-    ask(memory, list(range(CLIENTS)), first)
-    asked = [1, 4]
-    found = ask(memory, asked, second)
-    np.testing.assert_array_equal(found.count[0], rows.sum(0))
+def written_out(reports: list[tuple[list[int], Sums]], rows: np.ndarray, name: str) -> np.ndarray:
+    """The estimate after the last round, by loops over clients, labels, groups and classes."""
+    last: dict[int, tuple[int, Sums]] = {}
+    for now, (asked, every) in enumerate(reports[:-1]):
+        last |= dict.fromkeys(asked, (now, every))
+    now = len(reports) - 1
+    asked, every = reports[-1]
+    found = np.zeros((2, 3, 2))
     for y, g, c in np.ndindex(2, 3, 2):
-        change = sum(second.score[k, y, g, c] - first.score[k, y, g, c] for k in asked)
-        scale = rows[:, y, g].sum() / sum(rows[k, y, g] for k in asked)
-        expected = first.score[:, y, g, c].sum() + scale * change
-        expected = min(max(expected, 0.0), rows[:, y, g].sum())
-        assert found.score[0, y, g, c] == pytest.approx(expected)
+        total = sum(getattr(every, name)[k, y, g, c] for k in asked)
+        count = sum(rows[k, y, g] for k in asked)
+        known = again = change = 0.0
+        for k, (when, old) in last.items():
+            if k in asked:
+                again += rows[k, y, g]
+                change += getattr(every, name)[k, y, g, c] - getattr(old, name)[k, y, g, c]
+            else:
+                known += KEPT ** (now - when) * rows[k, y, g]
+                total += KEPT ** (now - when) * getattr(old, name)[k, y, g, c]
+        factor = min(known / again, MOST_REPEATED) if again else 0.0
+        found[y, g, c] = min(max(total + factor * change, 0.0), count + known)
+    return found
 
 
-def test_equal_changes_are_estimated_exactly(rows) -> None:
-    """If the rates of all clients move alike, a cohort of one tells all."""
-    base = rows * 0.3
-    first, second = (
-        Sums(rows, np.stack((rows - p, p), -1), np.stack((rows - p, p), -1))
-        for p in (base, base + 0.25 * rows)
-    )
-    memory = start_memory(first, runs=1, clients=CLIENTS)
-    ask(memory, list(range(CLIENTS)), first)
-    check(ask(memory, [2], second), second.sum())
+def test_estimates_are_those_of_the_formula(rows) -> None:
+    rng = np.random.default_rng(4)
+    rounds = [([0, 1], make_sums(rng, rows)), ([1, 2], make_sums(rng, rows))]
+    rounds += [([3], make_sums(rng, rows)), ([0, 4], make_sums(rng, rows))]
+    memory = start_memory(rounds[0][1], runs=1, clients=CLIENTS)
+    for number, (asked, every) in enumerate(rounds, start=1):
+        found = ask(memory, asked, every)
+        for name in ("score", "decision"):
+            expected = written_out(rounds[:number], rows, name)
+            np.testing.assert_allclose(getattr(found, name)[0], expected)
 
 
-def test_a_model_that_stays_is_known_once_every_client_has_reported(rows) -> None:
+def test_old_reports_fade(rows) -> None:
+    """A client that reported many rounds ago no longer counts."""
     every = make_sums(np.random.default_rng(6), rows)
     memory = start_memory(every, runs=1, clients=CLIENTS)
-    for k in [*range(CLIENTS), 0]:
+    ask(memory, [0, 1, 2], every)
+    for _ in range(80):
+        found = ask(memory, [3], every)
+    check(found, every[np.array([3])].sum())
+
+
+def test_rates_of_a_model_that_stays_are_known(rows) -> None:
+    """Clients with equal rates: however they count, the rates are exact."""
+    every = Sums(rows, np.stack((0.7 * rows, 0.3 * rows), -1), np.stack((rows, 0 * rows), -1))
+    memory = start_memory(every, runs=1, clients=CLIENTS)
+    for k in (0, 3, 0, 1):
         found = ask(memory, [k], every)
-    check(found, every.sum())
+    np.testing.assert_allclose(found.score[..., 1] / found.count, 0.3)
 
 
 def test_runs_do_not_mix() -> None:

@@ -9,10 +9,9 @@ sends N'_kg, and of the other clients R is known:
     r_g = min(sum_{k in R} KEPT^t_k D_kg / sum_{k in C, seen} D_kg, MOST_REPEATED)
 
 The last term moves the other clients as the cohort has moved since its own last reports (as in
-SAGA, Defazio et al., 2014), unless the cohort has too few rows of the group to tell. What remains of
-the error is how differently clients change, not how different they are. Because old reports fade,
-the estimate is that of the last few cohorts where clients rarely take part twice. The cost of a
-round depends on the cohort, not on the number of clients.
+SAGA, Defazio et al., 2014), unless the cohort has too few rows of the group to tell. Because old
+reports fade, the estimate is that of the last few cohorts where clients rarely take part twice. The
+cost of a round depends on the cohort, not on the number of clients.
 """
 
 from typing import NamedTuple
