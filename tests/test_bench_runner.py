@@ -417,3 +417,22 @@ def test_mistakes_are_named_in_one_line(monkeypatch, tmp_path, capsys, words, sa
     code, _, err = run(capsys, "bench", *words.split())
     assert code == 2 and said in err.replace("\n", " ") and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_site_that_trains_without_a_group_gets_the_rule_of_all_sites():
+    """Rules by site have none for a group that a site has only in its test rows."""
+    found = OpenTrack.load(track_of(), 1, QUICK)
+    split = found.splits[0]
+    groups = split.federation.dataset.groups.copy()
+    inside = np.isin(np.arange(len(groups)), split.federation.rows) & (split.owner == 0)
+    groups[inside] = 0  # site 0 trains on one group, and has test rows of the other
+    data = replace(split.federation.dataset, groups=groups)
+    made = replace(split, federation=replace(split.federation, dataset=data))
+    lacking = replace(found, splits=(made,), shared={})
+    base = train_base(lacking, lambda amount: None)
+    cell = run_cell(lacking, base, list_entrants()["cost-lp"], "sp", lambda amount: None)
+    assert not cell.reason and cell.outcome is not None
+    tested = groups[made.federation.test]
+    assert 1 in tested[made.owner[made.federation.test] == 0]
+    assert cell.outcome.test[0, 0].sum() == len(made.federation.test)
+    assert np.isfinite(cell.outcome.accuracy()).all()
