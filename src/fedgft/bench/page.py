@@ -192,10 +192,10 @@ def tabulate_standing(scores: Sequence[Score]) -> list[Table]:
             continue
         same = (own.track, own.metric, own.target, own.league)
         column = [s for s in scores if (s.track, s.metric, s.target, s.league) == same]
-        first = next((s for s in column if s.rank == 1), own)
+        first = next((s for s in column if s.rank == 1), None)
         place = "first" if own.rank == 1 else "tied with the first" if own.is_tied else "behind"
         behind = None
-        if own.accuracy is not None and first.accuracy is not None:
+        if first and own.accuracy is not None and first.accuracy is not None:
             behind = first.accuracy - own.accuracy
         if own.rank is None:
             place = "misses the target"
@@ -203,8 +203,8 @@ def tabulate_standing(scores: Sequence[Score]) -> list[Table]:
             (
                 *(own.track, own.metric, f"{100 * own.target:g}", place),
                 f"{format_points(own.accuracy)} / {format_points(own.gap)}",
-                first.label,
-                f"{format_points(first.accuracy)} / {format_points(first.gap)}",
+                first.label if first else DASH,
+                f"{format_points(first.accuracy)} / {format_points(first.gap)}" if first else DASH,
                 format_points(behind),
             )
         )
