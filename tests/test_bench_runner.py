@@ -344,7 +344,7 @@ def test_a_new_method_takes_part_and_may_refuse_a_metric(monkeypatch, tmp_path):
 
 def test_another_error_of_a_method_ends_the_run(monkeypatch, tmp_path):
     def fail(metric, strength):
-        raise FedgftError("broken", kind="data")
+        raise FedgftError("broken", kind="file")
 
     monkeypatch.setitem(METHODS, "rival", _Rival("Rival", fail, "lam"))
     with pytest.raises(FedgftError, match="broken"):
