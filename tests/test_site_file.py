@@ -26,7 +26,7 @@ def test_foreign_text_is_refused(good, tmp_path):
         (text[: len(text) // 2], "ends too early or is damaged"),
         ("[1, 2]", "not a file of sums"),
         ('{"format": "other"}', "not a file of sums"),
-        (text.replace("sums-2", "sums-3"), "format is 'fedgft-sums-3'"),
+        (text.replace("sums-2", "sums-4"), "format is 'fedgft-sums-4'"),
         ("[" * 100_000, "not a whole file"),
         (text.replace('"count": 1', '"count": NaN', 1), "NaN is not a number"),
     ):

@@ -12,7 +12,11 @@ from fedgft.validation import NO_NUMBERS_AS_LABELS, as_array, format_value
 
 
 def build_table(
-    y_true: Any, y_pred: Any, features: Mapping[str, Any], scores: Mapping[str, Any]
+    y_true: Any,
+    y_pred: Any,
+    features: Mapping[str, Any],
+    scores: Mapping[str, Any],
+    **more: Mapping[str, Any],
 ) -> pl.DataFrame:
     """Return the arguments of `measure` as a table with one column per array.
 
@@ -22,9 +26,14 @@ def build_table(
         Labels and decisions. `y_pred` is None if there are only scores.
     features, scores
         The values of each attribute, by its name, and the columns of scores, by their names.
+    more
+        Further columns by name, for each argument: a column is called like the argument, then its
+        name, if it has one.
     """
     frame = {"y_true": to_series("y_true", y_true)}
     named = {f"sensitive_features {name}": values for name, values in features.items()}
+    for argument, columns in more.items():
+        named |= {f"{argument} {name}".strip(): values for name, values in columns.items()}
     frame |= {name: to_series(name, values) for name, values in named.items()}
     for name, column in scores.items():
         _check_finite(name, column)
@@ -74,22 +83,25 @@ def holds_text(values: Any) -> bool:
 
 def split_attributes(features: Any) -> dict[str, Any]:
     """Return the values of each attribute by its name."""
-    found = _split_columns(features)
+    found = split_columns(features)
     if not found:
         raise FedgftError("`sensitive_features` holds no column: name at least one attribute")
     return found
 
 
-def _split_columns(features: Any) -> dict[str, Any]:
-    """Return the columns of a mapping, a frame or an array by name; one column has one name."""
+def split_columns(features: Any, name: str = "group") -> dict[str, Any]:
+    """Return the columns of a mapping, a frame or an array by name; one column has one name.
+
+    A column without a name is called `name`.
+    """
     if isinstance(features, Mapping):
         return {str(name): values for name, values in features.items()}
     if hasattr(features, "columns"):
         return {str(name): features[name] for name in features.columns}
     array = np.asarray(features, dtype=object)
     if array.ndim == 2:
-        return {f"group {i + 1}": array[:, i] for i in range(array.shape[1])}
-    return {str(getattr(features, "name", None) or "group"): features}
+        return {f"{name} {i + 1}": array[:, i] for i in range(array.shape[1])}
+    return {str(getattr(features, "name", None) or name): features}
 
 
 def split_scores(scores: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ each batch are counted by group, label, decision and bin of the score. The table
 are small, are added up. The names of classes and groups are then read from the total.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from fedgft.auditing.arrays import (
     build_table,
     holds_text,
     split_attributes,
+    split_columns,
     split_scores,
     to_text,
 )
@@ -32,9 +34,12 @@ from fedgft.privacy.suppression import GroupValues, Protection
 from fedgft.site_sums import (
     COUNT,
     MAX_BINS,
+    ROWS,
     SCORES,
+    SQUARES,
     Group,
     MeasurementSpec,
+    RandomizedGroups,
     SiteSums,
     SiteTables,
     Spellings,
@@ -59,14 +64,16 @@ MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # texts that 
 KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # if one of a pair occurs, these are both classes
 DEFAULT_BINS = 100
 DEFAULT_NOISY_BINS = 20  # every bin gets noise, so a noisy histogram has fewer bins
+PROBABILITY_SLACK = 0.001  # how far the probabilities of a row's groups may be from 1 in total
+SUM_COLUMNS = ("n", "w", "w2", "total")  # of a table of counts
 OnRows = Callable[[int], None]
 
 
 class _Column(NamedTuple):
     """A column of the table."""
 
-    key: str  # the short name during counting: y, g0, g1, ..., s0, s1, ..., d or site
-    option: str  # the option that specifies the column: label, group, score, decision or site
+    key: str  # the short name during counting: y, g0, g1, ..., s0, s1, ..., d, w, p0, ... or site
+    option: str  # the option that specifies the column, such as label, group or score
     name: str
 
 
@@ -102,6 +109,17 @@ class Measurement:
         The name of the column of labels for reports; "" if the labels are no column of a file.
     site_column
         The column with the name of each row's site. None: all rows are those of `site`.
+    given
+        The names of the columns with strata.
+    given_names
+        The names of these columns in the sums; by default, the names in `given`.
+    weight
+        The name of the column of weights. None: every row counts once.
+    randomized_groups
+        The epsilon of the randomized response that the values of the group columns went through.
+    probabilities
+        The columns with the probability of each group, by the name of the group, instead of
+        `groups`; `attributes` then has the name of the attribute.
     """
 
     source: str
@@ -120,15 +138,22 @@ class Measurement:
     ignore_case: bool = False
     label_name: str = ""
     site_column: str | None = None
+    given: tuple[str, ...] = ()
+    given_names: tuple[str, ...] = ()
+    weight: str | None = None
+    randomized_groups: float | None = None
+    probabilities: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", self.attributes or self.groups)
+        object.__setattr__(self, "given_names", self.given_names or self.given)
         names = [column.name for column in self.columns()]
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
             raise FedgftError(f"column '{repeated[0]}' is named more than once")
-        if not self.groups:
+        if not self.groups and not self.probabilities:
             raise FedgftError("`group` needs the name of a column")
+        self._check_uncertain_groups()
         if not self.scores and self.decision is None:
             raise FedgftError("name the model's output: `score` P (in [0, 1]) or `decision` D")
         if not 0 <= check_number("threshold", self.threshold, finite=False) <= 1:
@@ -138,10 +163,44 @@ class Measurement:
         if len(self.scores) == 2 and self.positive is not None:
             raise FedgftError("`positive` with two scores: give one, that of the positive class")
 
+    def _check_uncertain_groups(self) -> None:
+        """Raise a `FedgftError` if the options about randomized or probable groups are wrong."""
+        if self.probabilities and (self.groups or self.randomized_groups is not None):
+            text = "`group_probabilities` takes the place of `group` and `randomized_groups`"
+            raise FedgftError(text, kind="conflict")
+        if self.probabilities and len(self.probabilities) < 2:
+            text = "`group_probabilities` needs a column for each of two or more groups"
+            raise FedgftError(text, kind="missing")
+        if self.randomized_groups is None:
+            return
+        unlisted = [name for name in self.attributes if not self.values.get(name)]
+        if unlisted:
+            text = f"`randomized_groups` needs all values of '{unlisted[0]}': `group` lists them"
+            raise FedgftError(f"{text}, as in {unlisted[0]}=A,B", field="group", kind="missing")
+        self.randomized()
+
+    def randomized(self) -> RandomizedGroups | None:
+        """Return how the groups were randomized; None if they were not."""
+        if self.randomized_groups is None:
+            return None
+        epsilon = check_number("randomized_groups", self.randomized_groups)
+        return RandomizedGroups(epsilon, tuple(self.values[name] for name in self.attributes))
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the counts are sums of weights."""
+        return self.weight is not None or bool(self.probabilities)
+
     def columns(self) -> list[_Column]:
         """Return all columns of the table that are needed."""
         out = [_Column("y", "label", self.label)]
         out += [_Column(f"g{i}", "group", name) for i, name in enumerate(self.groups)]
+        first = max(len(self.groups), 1)
+        out += [_Column(f"g{first + i}", "given", name) for i, name in enumerate(self.given)]
+        listed = enumerate(self.probabilities.values())
+        out += [_Column(f"p{i}", "group_probabilities", name) for i, name in listed]
+        if self.weight is not None:
+            out.append(_Column("w", "weight", self.weight))
         out += [_Column(f"s{i}", "score", name) for i, name in enumerate(self.scores)]
         if self.decision is not None:
             out.append(_Column("d", "decision", self.decision))
@@ -153,13 +212,21 @@ class Measurement:
         """Return the short names of the columns that an option specifies, as in `_Column`."""
         return [column.key for column in self.columns() if column.option == option]
 
+    def group_keys(self) -> list[str]:
+        """Return the short names of the columns with groups, then of those with strata."""
+        return ["g0"] * bool(self.probabilities) + self.keys("group") + self.keys("given")
+
 
 def measure(
     y_true: Any,
     y_pred: Any,
     *,
-    sensitive_features: Any,
+    sensitive_features: Any = None,
     scores: Any = None,
+    sample_weight: Any = None,
+    control_features: Any = None,
+    randomized_groups: float | None = None,
+    group_probabilities: Mapping[str, Mapping[str, Any]] | None = None,
     site: str = "",
     threshold: float = 0.5,
     bins: int | None = None,
@@ -187,9 +254,22 @@ def measure(
         NaN or infinity is an error.
     sensitive_features
         One column, or several columns (a frame, a dictionary, or an array with two axes). None or
-        NaN means that a value is not recorded.
+        NaN means that a value is not recorded. Required, unless there are `group_probabilities`.
     scores
         Scores, if `y_pred` holds decisions and there are scores too. None: there are none.
+    sample_weight
+        The weight of each row: 0 or more. Rows of weight 0 are left out. None: every row counts
+        once.
+    control_features
+        One or two columns, given like `sensitive_features`, whose values divide the rows into
+        strata. The audit then compares groups within strata too.
+    randomized_groups
+        The epsilon of k-ary randomized response, if the values of the sensitive features were
+        randomized before they were stored; `values` must list all values. The audit corrects its
+        estimates for it. None: the values are the true ones.
+    group_probabilities
+        The probability that a row belongs to each group, if the group itself is not known, such as
+        ``{"sex": {"woman": p_woman, "man": p_man}}``. They take the place of `sensitive_features`.
     site
         The name of the site.
     threshold
@@ -234,12 +314,18 @@ def measure(
         raise FedgftError(f"positive must be a label, not {format_value(positive)}")
     if values is not None and not isinstance(values, Mapping):
         raise FedgftError(f"values must be like {{'sex': ('f', 'm')}}, not {format_value(values)}")
-    features = split_attributes(sensitive_features)
+    attribute, probabilities = _split_probabilities(group_probabilities)
+    if sensitive_features is None and not probabilities:
+        raise FedgftError("`sensitive_features` is missing: the group of each row", kind="missing")
+    features = {} if sensitive_features is None else split_attributes(sensitive_features)
+    strata = {} if control_features is None else split_columns(control_features, "stratum")
     check_indices(
         y_true=y_true,
         y_pred=y_pred,
         scores=scores,
         sensitive_features=sensitive_features,
+        sample_weight=sample_weight,
+        control_features=control_features,
         **{f"sensitive_features {name}": v for name, v in features.items()},
     )
     if scores is None and are_scores(y_pred):
@@ -254,26 +340,59 @@ def measure(
         decision=None if y_pred is None else "y_pred",
         threshold=threshold,
         bins=_choose_bins(bins, epsilon),
-        attributes=tuple(features),
+        attributes=(attribute,) if probabilities else tuple(features),
         site=site,
         classes=tuple(map(to_text, classes)),
         positive=to_text(positive),
         values=values or {},
         text_labels=holds_text(y_true),
         ignore_case=ignore_case,
+        given=tuple(f"control_features {name}" for name in strata),
+        given_names=tuple(strata),
+        weight=None if sample_weight is None else "sample_weight",
+        randomized_groups=randomized_groups,
+        probabilities={name: f"group_probabilities {name}" for name in probabilities},
     )
-    table = build_table(y_true, y_pred, features, score_columns)
+    weights = {} if sample_weight is None else {"": sample_weight}
+    table = build_table(
+        y_true,
+        y_pred,
+        features,
+        score_columns,
+        control_features=strata,
+        sample_weight=weights,
+        group_probabilities=probabilities,
+    )
     (site_sums,) = _count_sites([table], task, protection)
     return site_sums
+
+
+def _split_probabilities(
+    given: Mapping[str, Mapping[str, Any]] | None,
+) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of the attribute and the probabilities (or their columns) by group."""
+    if given is None:
+        return "", {}
+    form = "must be like {'sex': {'woman': ..., 'man': ...}}, with one attribute"
+    if not isinstance(given, Mapping) or len(given) != 1:
+        raise FedgftError(f"`group_probabilities` {form}")
+    ((attribute, by_group),) = given.items()
+    if not isinstance(by_group, Mapping) or not by_group:
+        raise FedgftError(f"`group_probabilities` {form}")
+    return str(attribute), {str(name): values for name, values in by_group.items()}
 
 
 def measure_file(
     path: str | Path,
     *,
     label: str,
-    group: str | Sequence[str],
+    group: str | Sequence[str] = (),
     score: str | Sequence[str] = (),
     decision: str | None = None,
+    weight: str | None = None,
+    given: str | Sequence[str] = (),
+    randomized_groups: float | None = None,
+    group_probabilities: Mapping[str, Mapping[str, str]] | None = None,
     site: str | None = None,
     threshold: float = 0.5,
     bins: int | None = None,
@@ -294,6 +413,13 @@ def measure_file(
         The file.
     label, group, score, decision
         The names of columns; see `measure` for what they hold. `decision` None: the scores decide.
+    weight, given
+        The column with the weights of the rows, and one or two columns with strata. By default
+        there are none.
+    randomized_groups
+        As in `measure`.
+    group_probabilities
+        As in `measure`, with the names of columns: ``{"sex": {"woman": "p_w", "man": "p_m"}}``.
     site
         The name of the site; by default, the name of the file without its extension.
     values
@@ -329,6 +455,10 @@ def measure_file(
         group=group,
         score=score,
         decision=decision,
+        weight=weight,
+        given=given,
+        randomized_groups=randomized_groups,
+        group_probabilities=group_probabilities,
         site=site,
         threshold=threshold,
         bins=_choose_bins(bins, epsilon),
@@ -345,9 +475,13 @@ def measure_sites(
     *,
     site_column: str,
     label: str,
-    group: str | Sequence[str],
+    group: str | Sequence[str] = (),
     score: str | Sequence[str] = (),
     decision: str | None = None,
+    weight: str | None = None,
+    given: str | Sequence[str] = (),
+    randomized_groups: float | None = None,
+    group_probabilities: Mapping[str, Mapping[str, str]] | None = None,
     threshold: float = 0.5,
     bins: int | None = None,
     classes: Sequence[str] = (),
@@ -369,7 +503,9 @@ def measure_sites(
         A CSV or Parquet file.
     site_column
         The column with the name of each row's site. A row without one is an error.
-    label, group, score, decision, threshold, bins, classes, positive, values
+    label, group, score, decision, weight, given, randomized_groups, group_probabilities
+        As in `measure_file`.
+    threshold, bins, classes, positive, values
         As in `measure_file`.
     min_cell, epsilon, delta, ignore_case, on_rows
         As in `measure_file`.
@@ -404,6 +540,10 @@ def measure_sites(
         group=group,
         score=score,
         decision=decision,
+        weight=weight,
+        given=given,
+        randomized_groups=randomized_groups,
+        group_probabilities=group_probabilities,
         site=None,
         threshold=threshold,
         bins=_choose_bins(bins, epsilon),
@@ -426,13 +566,19 @@ def _measure_table(
     classes: Sequence[str],
     positive: str | None,
     values: Mapping[str, tuple[str, ...]] | None,
+    given: str | Sequence[str],
+    group_probabilities: Mapping[str, Mapping[str, str]] | None,
     **more: Any,
 ) -> list[SiteSums]:
     """Return the sums of each site in a file: see `measure_sites`."""
     check_path("path", path)
     check_instance("label", label, str, "it is the name of a column")
-    if more["decision"] is not None:
-        check_instance("decision", more["decision"], str, "it is the name of a column")
+    for option in ("decision", "weight"):
+        if more[option] is not None:
+            check_instance(option, more[option], str, "it is the name of a column")
+    attribute, probabilities = _split_probabilities(group_probabilities)
+    for name in probabilities.values():
+        check_instance("group_probabilities", name, str, "it is the name of a column")
     if site is not None:
         check_instance("site", site, str)
     if positive is not None:
@@ -447,6 +593,9 @@ def _measure_table(
         positive=positive,
         values=values or {},
         label_name=label,
+        attributes=(attribute,) if probabilities else (),
+        given=check_column_names("given", given),
+        probabilities=probabilities,
         **more,
     )
     return _count_sites(read_batches(path, task), task, protection, on_rows)
@@ -507,14 +656,20 @@ class _Counts:
     """Tables of counts, and the numbers of rows that could not be counted.
 
     `cells` has the columns g0, g1, ..., score (the position of the score column), y, d, bin, n (the
-    number of rows) and total (the sum of their scores). `groups` holds all groups, including those
-    that occur only in rows that could not be counted.
+    number of rows) and total (the sum of their scores). If the rows have weights, it also has w and
+    w2 (the sums of the weights and of their squares), and `total` is weighted. `groups` holds all
+    groups, including those that occur only in rows that could not be counted.
+
+    `weightless` is the number of rows of weight 0, which are left out, and `max_weight` the largest
+    weight of a row.
     """
 
     cells: pl.DataFrame
     groups: pl.DataFrame
     label_missing: int
     prediction_missing: int
+    weightless: int = 0
+    max_weight: float = 0.0
 
     def rows(self) -> int:
         """Return the number of rows, counted or not."""
@@ -524,11 +679,20 @@ class _Counts:
     def __add__(self, other: "_Counts") -> "_Counts":
         cells = pl.concat([self.cells, other.cells])
         return _Counts(
-            cells.group_by(pl.exclude("n", "total")).agg(pl.sum("n", "total")),
+            add_cells(cells),
             pl.concat([self.groups, other.groups]).unique(),
             self.label_missing + other.label_missing,
             self.prediction_missing + other.prediction_missing,
+            self.weightless + other.weightless,
+            max(self.max_weight, other.max_weight),
         )
+
+
+def add_cells(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return the table of counts with one row per cell: sums of the rows of the same cell."""
+    return cells.group_by(selectors.exclude(SUM_COLUMNS)).agg(
+        selectors.by_name(SUM_COLUMNS, require_all=False).sum()
+    )
 
 
 def _count_sites(
@@ -559,12 +723,21 @@ def _count_sites(
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         raise data_error(task.source, f"cannot be counted: {reason}") from None
     declared = bool(task.classes)
+    limit = None
+    if task.is_weighted:
+        limit = round_up(max(each.max_weight for each in counts.values()))
     return [
         replace(
-            protection.apply(sums, values=task.values, classes_declared=declared), notes=sums.notes
+            protection.apply(sums, values=task.values, classes_declared=declared, max_weight=limit),
+            notes=sums.notes,
         )
         for sums in made
     ]
+
+
+def round_up(weight: float) -> float:
+    """Return the next power of two: a file states the largest weight no more exactly."""
+    return 2.0 ** math.ceil(math.log2(weight)) if weight > 0 else 1.0
 
 
 def _split_sites(batch: pl.DataFrame, task: Measurement) -> Iterator[tuple[str, pl.DataFrame]]:
@@ -599,11 +772,9 @@ def _build_all(counts: Mapping[str, _Counts], task: Measurement) -> list[SiteSum
             task = replace(task, classes=_find_classes(unified.cells, task))
         else:
             merged = dict.fromkeys(merged, unified)
-    notes = tuple(spellings.notes)
-    return [
-        replace(_build_sums(merged[name], replace(task, site=name)), notes=notes)
-        for name in sorted(merged)
-    ]
+    made = [_build_sums(merged[name], replace(task, site=name)) for name in sorted(merged)]
+    notes = (*spellings.notes, *(note for each in made for note in each.notes))
+    return [replace(each, notes=notes) for each in made]
 
 
 @contextmanager
@@ -621,23 +792,56 @@ def _name_source(source: str) -> Iterator[None]:
 def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
     """Count the rows of one batch by group, score column, label, decision and bin."""
     frame = _select_columns(batch, task)
-    groups = task.keys("group")
+    groups = task.group_keys()
     scores = task.keys("score")
+    weightless = 0
+    if task.weight is not None:
+        rows = frame.height
+        frame = frame.filter(pl.col("w") > 0)
+        weightless = rows - frame.height
     labeled = frame.filter(pl.col("y").is_not_null())
     counted = labeled.filter(pl.all_horizontal(pl.col("d", *scores).is_not_null()))
+    expanded = _expand_probabilities(counted, task)
     parts = []
     for s in range(max(1, len(scores))):
         bin_ = pl.col(f"b{s}") if scores else pl.lit(0, pl.Int64)
         total = pl.col(f"s{s}") if scores else pl.lit(0.0)
         keys = [*groups, pl.lit(s).alias("score"), "y", "d", bin_.alias("bin")]
-        sizes = pl.len().cast(pl.Int64).alias("n")
-        parts.append(counted.group_by(keys).agg(sizes, total.sum().alias("total")))
+        sums = [pl.len().cast(pl.Int64).alias("n")]
+        if task.is_weighted:
+            weight = pl.col("w")
+            sums += [weight.sum(), (weight**2).sum().alias("w2")]
+            total = total * weight
+        sums.append(total.sum().alias("total"))
+        parts.append(expanded.group_by(keys).agg(sums))
+    heaviest = expanded["w"].max() if task.is_weighted else None
     return _Counts(
         pl.concat(parts),
-        frame.select(groups).unique(),
+        (expanded if task.probabilities else frame).select(groups).unique(),
         frame.height - labeled.height,
         labeled.height - counted.height,
+        weightless,
+        0.0 if heaviest is None else float(heaviest),
     )
+
+
+def _expand_probabilities(frame: pl.DataFrame, task: Measurement) -> pl.DataFrame:
+    """Return one row per row and group, whose weight is the probability of the group.
+
+    A row whose probabilities are missing has its group not recorded. Probabilities of 0 are left
+    out.
+    """
+    if not task.probabilities:
+        return frame
+    weight = pl.col("w") if task.weight is not None else pl.lit(1.0)
+    keys = task.keys("group_probabilities")
+    parts = [
+        frame.with_columns(g0=pl.lit(name), w=weight * pl.col(key)).filter(pl.col("w") > 0)
+        for name, key in zip(task.probabilities, keys, strict=True)
+    ]
+    unknown = frame.filter(pl.col(keys[0]).is_null())
+    parts.append(unknown.with_columns(g0=pl.lit(None, pl.String), w=weight))
+    return pl.concat(parts)
 
 
 def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
@@ -646,7 +850,8 @@ def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     The column d holds the decisions of the batch if it has any. Otherwise it holds the index of the
     class that the scores decide for.
     """
-    columns = [column for column in task.columns() if column.option not in ("score", "site")]
+    numbers = ("score", "site", "weight", "group_probabilities")
+    columns = [column for column in task.columns() if column.option not in numbers]
     values = {column.key: _replace_nan(batch[column.name]) for column in columns}
     frame = pl.DataFrame(values)
     edges = np.arange(1, task.bins) / task.bins
@@ -655,6 +860,10 @@ def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
         # The bin i has i/bins <= score < (i+1)/bins. Rounding in score * bins could cross an edge.
         bins = np.searchsorted(edges, score.to_numpy(), side="right")
         frame = frame.with_columns(score.alias(f"s{i}"), pl.Series(f"b{i}", bins, dtype=pl.Int64))
+    if task.weight is not None:
+        frame = frame.with_columns(_read_weights(batch[task.weight], source=task.source).alias("w"))
+    if task.probabilities:
+        frame = frame.with_columns(_read_probabilities(batch, task))
     if task.decision is not None:
         return frame
     names = task.keys("score")
@@ -673,18 +882,66 @@ def _replace_nan(series: pl.Series) -> pl.Series:
     return series.fill_nan(None) if series.dtype.is_float() else series
 
 
-def _read_scores(series: pl.Series, *, source: str) -> pl.Series:
-    """A column of scores as numbers in [0, 1], with null where a score is missing."""
-    holds = f"score column '{series.name}' holds"
+def _read_numbers(series: pl.Series, what: str, *, source: str) -> pl.Series:
+    """Return a column as numbers, with null where a value is missing."""
     if not (series.dtype.is_numeric() or series.dtype in (pl.String, pl.Boolean, pl.Null)):
-        raise data_error(source, f"{holds} {series.dtype}, not numbers")
+        raise data_error(source, f"{what} column '{series.name}' holds {series.dtype}, not numbers")
     numbers = series.cast(pl.Float64, strict=False).fill_nan(None)
     text = numbers.is_null() & series.is_not_null()
     if series.dtype == pl.String and text.any():
         parse_numbers(series.filter(text), source=source)  # raises unless all of them are NaN
+    return numbers
+
+
+def _read_weights(series: pl.Series, *, source: str) -> pl.Series:
+    """Return a column of weights as numbers, which are 0 or positive, and finite."""
+    weights = _read_numbers(series, "weight", source=source)
+    holds = f"weight column '{series.name}'"
+    if weights.null_count():
+        rows = format_count(weights.null_count(), "row")
+        text = f"{holds} is empty in {rows}: give every row a weight, 0 for those to leave out"
+        raise data_error(source, text)
+    wrong = weights.filter((weights < 0) | weights.is_infinite())
+    if len(wrong):
+        raise data_error(source, f"{holds} holds {wrong[0]}: weights must be finite, 0 or more")
+    return weights
+
+
+def _read_probabilities(batch: pl.DataFrame, task: Measurement) -> list[pl.Series]:
+    """Return the columns with the probabilities of groups, which add up to 1 in every row."""
+    found = []
+    for key, option, name in task.columns():
+        if option == "group_probabilities":
+            numbers = _read_numbers(batch[name], "group probability", source=task.source)
+            wrong = numbers.filter((numbers < 0) | (numbers > 1))
+            if len(wrong):
+                problem = f"group probability column '{name}' holds {wrong[0]}, outside [0, 1]"
+                raise data_error(task.source, problem)
+            found.append(numbers.alias(key))
+    frame = pl.DataFrame(found)
+    listed = ", ".join(task.probabilities.values())
+    partial = frame.filter(
+        pl.any_horizontal(pl.all().is_null()) & ~pl.all_horizontal(pl.all().is_null())
+    )
+    if partial.height:
+        rows = format_count(partial.height, "row")
+        text = f"only some of the probabilities {listed} are recorded in {rows}; give all or none"
+        raise data_error(task.source, text)
+    total = frame.select(pl.sum_horizontal(pl.all(), ignore_nulls=False)).to_series().drop_nulls()
+    off = total.filter((total - 1).abs() > PROBABILITY_SLACK)
+    if len(off):
+        text = f"the probabilities {listed} add up to {off[0]:.4g} in a row, not to 1"
+        raise data_error(task.source, text)
+    return found
+
+
+def _read_scores(series: pl.Series, *, source: str) -> pl.Series:
+    """A column of scores as numbers in [0, 1], with null where a score is missing."""
+    numbers = _read_numbers(series, "score", source=source)
     wrong = numbers.filter((numbers < 0) | (numbers > 1))
     if len(wrong):
-        problem = f"{holds} {wrong[0]}, which is outside [0, 1]: scores must be probabilities"
+        holds = f"score column '{series.name}' holds {wrong[0]}"
+        problem = f"{holds}, which is outside [0, 1]: scores must be probabilities"
         raise data_error(source, problem)
     return numbers
 
@@ -716,8 +973,9 @@ def _unify_names(counts: _Counts, task: Measurement, spellings: Spellings) -> _C
     cells = counts.cells
     groups = counts.groups
     declared = [("y", LABEL, task.classes)]
-    for i, attribute in enumerate(task.attributes):
-        declared.append((f"g{i}", name_column(attribute), task.values.get(attribute, ())))
+    columns = (*task.attributes, *task.given_names)
+    for key, attribute in zip(task.group_keys(), columns, strict=True):
+        declared.append((key, name_column(attribute), task.values.get(attribute, ())))
     for key, role, names in declared:
         spellings.unify_names(role, names, "declared")
         for column in (key, "d") if key == "y" and task.decision is not None else (key,):
@@ -732,8 +990,7 @@ def _unify_names(counts: _Counts, task: Measurement, spellings: Spellings) -> _C
                 groups = groups.with_columns(pl.col(column).cast(pl.String).replace(mapping))
     if not spellings.notes:
         return counts
-    sizes = cells.group_by(pl.exclude("n", "total")).agg(pl.sum("n", "total"))
-    return replace(counts, cells=sizes, groups=groups.unique())
+    return replace(counts, cells=add_cells(cells), groups=groups.unique())
 
 
 def _unify_column(
@@ -759,46 +1016,61 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
             threshold=task.threshold if task.decision is None and len(classes) == 2 else None,
             scored=bool(task.scores),
             bins=task.bins,
+            given=task.given_names,
+            weight=task.weight or "",
+            randomized=task.randomized(),
+            proxy=bool(task.probabilities),
             label=task.label_name,
         )
     except FedgftError as error:
         raise FedgftError(f"{task.source}: {error}") from None
     groups = dict.fromkeys(_read_groups(counts.groups, task))
-    if len(task.attributes) == 1:  # a declared value is a group even if no row has it
+    if len(spec.columns) == 1:  # a declared value is a group even if no row has it
         declared = task.values.get(task.attributes[0], ())
         groups |= dict.fromkeys((value,) for value in declared)
     tables = {group: spec.empty_table() for group in groups}
     histogram = {group: spec.empty_histogram() for group in groups if spec.scored}
+    bin_rows = {group: spec.empty_histogram() for group in histogram if spec.is_weighted}
     index = {name: i for i, name in enumerate(classes)}
     # If two classes have two score columns, only the last column is summed.
     first = len(task.scores) - len(spec.score_classes)
-    cells = counts.cells.filter(pl.col("score") >= first).sort(pl.exclude("n", "total"))
+    cells = counts.cells.filter(pl.col("score") >= first).sort(selectors.exclude(SUM_COLUMNS))
     labels = [index[text] for text in as_text(cells["y"])]
     decisions = cells["d"].to_list()
     if task.decision is not None:
         decisions = [index[text] for text in as_text(cells["d"])]
+    sums = ("w", "w2") if spec.is_weighted else ("n", "n")
     numbers = cells.select(pl.col("score") - first, "bin", "n", "total").iter_rows()
-    places = zip(_read_groups(cells, task), labels, decisions, numbers, strict=True)
-    for group, label, decision, (s, bin_, n, total) in places:
+    weights = zip(*(cells[name] for name in sums), strict=True)
+    places = zip(_read_groups(cells, task), labels, decisions, numbers, weights, strict=True)
+    for group, label, decision, (s, bin_, n, total), (weight, squares) in places:
         _check_declared(group, task)
         table = tables[group][label, decision]
         if s == 0:
-            table[COUNT] += n
+            table[COUNT] += weight
+            if spec.is_weighted:
+                table[[ROWS, SQUARES]] += n, squares
         if spec.scored:
             table[SCORES + s] += total
-            histogram[group][label, decision, s, bin_] += n
+            histogram[group][label, decision, s, bin_] += weight
+            if spec.is_weighted:
+                bin_rows[group][label, decision, s, bin_] += n
     site = SiteTables(tables, float(counts.label_missing), float(counts.prediction_missing))
-    return SiteSums(spec, {task.site: site}, histogram)
+    notes = ()
+    if counts.weightless:
+        rows = format_count(counts.weightless, "row")
+        notes = (f"{task.source}: {rows} of weight 0 left out",)
+    return SiteSums(spec, {task.site: site}, histogram, bin_rows=bin_rows, notes=notes)
 
 
 def _read_groups(frame: pl.DataFrame, task: Measurement) -> Iterator[Group]:
-    """Return the group of each row of a table of counts."""
-    return zip(*(as_text(frame[key]) for key in task.keys("group")), strict=True)
+    """Return the group and the stratum of each row of a table of counts."""
+    return zip(*(as_text(frame[key]) for key in task.group_keys()), strict=True)
 
 
 def _check_declared(group: Group, task: Measurement) -> None:
     """Raise a `FedgftError` if a value of the group is not among the values the user declared."""
-    for attribute, value in zip(task.attributes, group, strict=True):
+    for attribute, value in zip((*task.attributes, *task.given_names), group, strict=True):
         declared = task.values.get(attribute)
         if declared and value is not None and value not in declared:
             problem = f"group column '{attribute}' holds '{value}', which `group` does not list"

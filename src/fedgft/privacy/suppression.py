@@ -18,6 +18,7 @@ from fedgft.privacy.noise import calibrate_noise
 from fedgft.site_sums import (
     COUNT,
     NOISE,
+    ROWS,
     SCORES,
     Group,
     MeasurementSpec,
@@ -56,7 +57,14 @@ class Protection:
         if self.min_cell > MAX_MIN_CELL:
             raise FedgftError(f"`min_cell` {self.min_cell}: must be at most {MAX_MIN_CELL:,}")
 
-    def apply(self, sums: SiteSums, *, values: GroupValues, classes_declared: bool) -> SiteSums:
+    def apply(
+        self,
+        sums: SiteSums,
+        *,
+        values: GroupValues,
+        classes_declared: bool,
+        max_weight: float | None = None,
+    ) -> SiteSums:
         """Return the sums that may leave the site.
 
         Parameters
@@ -67,40 +75,51 @@ class Protection:
             The values of the attributes for which the user declares all values.
         classes_declared
             Whether the user declares the classes.
+        max_weight
+            No row weighs more; None if the rows have no weights.
         """
         if self.min_cell:
-            return suppress(sums, self.min_cell)
+            return suppress(sums, self.min_cell, max_weight=max_weight)
         if self.epsilon is None:
             return sums
-        declared = classes_declared and all(a in values for a in sums.require_spec().attributes)
+        if sums.require_spec().is_weighted:
+            text = (
+                "`epsilon`: noise is made for rows that count once, not for weights; leave out one"
+            )
+            raise FedgftError(text, kind="conflict")
+        declared = classes_declared and all(a in values for a in sums.require_spec().columns)
         return add_noise_to_site(sums, self.epsilon, self.delta, values=values, declared=declared)
 
 
-def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
+def suppress(sums: SiteSums, min_cell: int, *, max_weight: float | None = None) -> SiteSums:
     """Withhold counts of 1 to `min_cell` - 1 rows, and everything about scores.
 
     Scores are withheld because the bins of a histogram are small cells too, and because the sum of
     a few scores nearly reveals a single person's score. `sums` are the sums of one site. A withheld
-    count is replaced by the middle of its range.
+    count is replaced by the middle of its range. If the rows have weights, of at most `max_weight`,
+    cells of few rows are withheld, whatever they weigh.
     """
     if min_cell < MIN_CELL:
         raise FedgftError(f"`min_cell` {min_cell}: must be at least {MIN_CELL}")
     ((name, site),) = sums.sites.items()
     tables = {}
     suppressed = 0
+    rows = COUNT if max_weight is None else ROWS
     for group, table in site.tables.items():
-        small = (table[..., COUNT] > 0) & (table[..., COUNT] < min_cell)
+        small = (table[..., rows] > 0) & (table[..., rows] < min_cell)
         suppressed += int(small.sum())
         tables[group] = table.copy()
         tables[group][..., SCORES:] = placeholder_scores(table[..., COUNT, None], len(table))
-        tables[group][small] = suppressed_cell(min_cell, table.shape[-1], len(table))
+        tables[group][small] = suppressed_cell(
+            min_cell, table.shape[-1], len(table), max_weight=max_weight
+        )
     missing = [
         count if count == 0 or count >= min_cell else min_cell / 2
         for count in (site.label_missing, site.prediction_missing)
     ]
-    privacy = Privacy(min_cell=min_cell, suppressed=suppressed)
+    privacy = Privacy(min_cell=min_cell, suppressed=suppressed, max_weight=max_weight or 1.0)
     protected = SiteTables(tables, *missing, privacy=(privacy,))
-    return replace(sums, sites={name: protected}, histogram={})
+    return replace(sums, sites={name: protected}, histogram={}, bin_rows={})
 
 
 def add_noise_to_site(
@@ -148,7 +167,7 @@ def add_noise_to_site(
 def _all_groups(site: SiteTables, spec: MeasurementSpec, values: GroupValues) -> Iterator[Group]:
     """Return every combination of attribute values, including None for "not recorded"."""
     axes = []
-    for i, attribute in enumerate(spec.attributes):
+    for i, attribute in enumerate(spec.columns):
         known = values.get(attribute) or {group[i] for group in site.tables} - {None}
         axes.append([*sorted(known, key=lambda value: group_sort_key((value,))), None])
     return product(*axes)

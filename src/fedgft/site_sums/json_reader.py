@@ -12,15 +12,18 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.site_sums.json_writer import FORMAT
+from fedgft.site_sums.json_writer import FORMAT, FORMAT_3
 from fedgft.site_sums.tables import (
     COUNT,
     MAX_BINS,
     NOISE,
+    ROWS,
     SCORES,
+    SQUARES,
     Group,
     MeasurementSpec,
     Privacy,
+    RandomizedGroups,
     SiteRecord,
     SiteTables,
     bin_middles,
@@ -30,7 +33,10 @@ from fedgft.site_sums.tables import (
 )
 from fedgft.sums import MAX_WHOLE_NUMBER, RecordReader, is_text
 
-READABLE_FORMATS = (FORMAT, "fedgft-sums-1")  # files of format 1 hold every bin of a histogram
+# Files of format 1 hold every bin of a histogram.
+READABLE_FORMATS = (FORMAT_3, FORMAT, "fedgft-sums-1")
+MAX_SQUARES = 1e30  # largest sum of squared weights
+TOLERANCE = 1e-9  # of sums of weights, which are rounded to twelve digits
 MAX_NUMBERS = 50_000_000  # largest number of entries in the tables and histograms of a file
 MECHANISMS = ("none", "discrete laplace", "discrete gaussian")
 
@@ -49,7 +55,7 @@ def read_site(text: str, *, source: str) -> SiteRecord:
         raise FedgftError(problem, kind="file")
     if form not in READABLE_FORMATS:
         raise FedgftError(
-            f"{source}: format is {form[:40]!r}, this version of fedgft reads {FORMAT!r}; "
+            f"{source}: format is {form[:40]!r}, this version of fedgft reads {FORMAT_3!r}; "
             "measure the site again, or use the version that wrote it",
             kind="file",
         )
@@ -73,6 +79,12 @@ class _FileReader:
     privacy: Privacy
     min_bin: int  # smallest number of rows that a number about scores may cover
     bin_error: dict[Group, np.ndarray] = field(default_factory=dict)
+    bin_rows: dict[Group, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """The column of a table with the number of rows."""
+        return ROWS if self.spec.is_weighted else COUNT
 
     @property
     def noisy(self) -> bool:
@@ -90,12 +102,15 @@ class _FileReader:
         site = self.reader.text("site")
         cells = self._find_cells()
         has_histograms = spec.scored and not self.privacy.min_cell
-        size = spec.empty_table().size + has_histograms * spec.empty_histogram().size
+        copies = has_histograms * (1 + spec.is_weighted)
+        size = spec.empty_table().size + copies * spec.empty_histogram().size
         groups = dict.fromkeys(group for group, _, _ in cells)
         if len(groups) * size > MAX_NUMBERS:
             self.reader.fail("cells", "are of too many groups")
         tables = {group: spec.empty_table() for group in groups}
         histogram = {group: spec.empty_histogram() for group in groups if has_histograms}
+        if spec.is_weighted:
+            self.bin_rows = {group: spec.empty_histogram() for group in histogram}
         counted = 0
         for place, cell in cells.items():
             group, label, decision = place
@@ -112,21 +127,24 @@ class _FileReader:
             *self._read_missing(counted),
             privacy=() if self.privacy == Privacy() else (self.privacy,),
         )
-        return SiteRecord(spec, site, made, histogram, self.bin_error)
+        return SiteRecord(spec, site, made, histogram, self.bin_error, self.bin_rows)
 
     def _find_cells(self) -> dict[tuple[Group, int, int], RecordReader]:
         """Return each cell by its group, label and decision."""
         index = {name: i for i, name in enumerate(self.spec.classes)}
-        attributes = len(self.spec.attributes)
+        sizes = {"group": len(self.spec.attributes), "given": len(self.spec.given)}
         out: dict[tuple[Group, int, int], RecordReader] = {}
         for i, record in enumerate(self.reader.get("cells", list)):
             if not isinstance(record, dict):
                 self.reader.fail(f"cells[{i}]", "must be an object")
             cell = RecordReader(record, self.reader.source, f"cells[{i}].")
-            group = record.get("group")
-            valid = isinstance(group, list) and len(group) == attributes
-            if not valid or not all(value is None or is_text(value) for value in group):
-                cell.fail("group", f"must list names or nulls, {attributes} in all")
+            group: list[str | None] = []
+            for name, size in sizes.items():
+                values = record.get(name, [] if name == "given" else None)
+                valid = isinstance(values, list) and len(values) == size
+                if not valid or not all(value is None or is_text(value) for value in values):
+                    cell.fail(name, f"must list names or nulls, {size} in all")
+                group += values
             for name in ("label", "decision"):
                 value = record.get(name)
                 if not isinstance(value, str) or value not in index:
@@ -144,12 +162,17 @@ class _FileReader:
         if cell.record.get("count") is None:
             if min_cell < 3:
                 cell.fail("count", "is missing, and the file declares no `min_cell`")
-            table[:] = suppressed_cell(min_cell, len(table), len(self.spec.classes))
+            weight = self.privacy.max_weight if self.spec.is_weighted else None
+            classes = len(self.spec.classes)
+            table[:] = suppressed_cell(min_cell, len(table), classes, max_weight=weight)
             return 0
         count = cell.whole_number("count", least=self.least)
         if 0 < count < min_cell:
             cell.fail("count", f"is {count}, and the file declares `min_cell` {min_cell}")
         table[COUNT] = count
+        if self.spec.is_weighted:
+            table[[COUNT, SQUARES]] = self._read_weights(cell, count)
+            table[ROWS] = count
         if self.noisy:
             decision = self.spec.classes.index(cell.record["decision"])
             table[NOISE] = self.privacy.variance * possible_cells(self.spec)[decision].sum()
@@ -168,9 +191,10 @@ class _FileReader:
         """
         group, label, decision = place
         spec = self.spec
-        count = int(table[COUNT])
+        count = int(table[self.rows])
+        weight = table[COUNT]
         if histogram is None:  # no scores, or they are withheld
-            table[SCORES:] = placeholder_scores(count, len(spec.classes))
+            table[SCORES:] = placeholder_scores(weight, len(spec.classes))
             return
         possible = possible_cells(spec)[decision]
         few = not self.noisy and 0 < count < self.min_bin and "scores" not in cell.record
@@ -181,34 +205,40 @@ class _FileReader:
                 bins = np.flatnonzero(possible)
                 width = int(bins[-1] - bins[0]) + 1
                 scores[name] = {"first_bin": int(bins[0]), "histogram": [count], "widths": [width]}
+                if spec.is_weighted:
+                    scores[name]["weights"] = [weight]
             entry = scores.get(name)
             key = f"scores[{repr(name)[:40]}]"
             if not isinstance(entry, dict):
                 cell.fail(key, "is missing or is not an object")
             reader = RecordReader(entry, cell.source, f"{cell.path}{key}.")
-            found = self._read_histogram(reader, possible, count)
+            found = self._read_histogram(reader, possible, count, weight)
             histogram[label, decision, s] = found.counts
+            if spec.is_weighted:
+                self.bin_rows[group][label, decision, s] = found.rows
             table[SCORES + s] = found.total
             if found.bin_error is not None:
                 if group not in self.bin_error:
                     self.bin_error[group] = np.zeros((3, *histogram.shape))
                 self.bin_error[group][:, label, decision, s] = found.bin_error
         if few and len(spec.classes) > 2:
-            table[SCORES:] = placeholder_scores(count, len(spec.classes))
+            table[SCORES:] = placeholder_scores(weight, len(spec.classes))
 
     def _read_histogram(
-        self, entry: RecordReader, possible: np.ndarray, count: int
+        self, entry: RecordReader, possible: np.ndarray, count: int, weight: float
     ) -> "_Histogram":
         """Read the scores of one cell for one class.
 
         Parameters
         ----------
         entry
-            ``first_bin``, ``histogram``, and perhaps ``widths`` and ``sum``.
+            ``first_bin``, ``histogram``, and perhaps ``widths``, ``sum`` and ``weights``.
         possible
             (bins,): whether a row with the decision of the cell can be in the bin.
         count
             The rows of the cell, which the histogram must add up to unless there is noise.
+        weight
+            The sum of the weights of these rows; without weights, their number.
         """
         bins = len(possible)
         first = entry.whole_number("first_bin")
@@ -226,11 +256,13 @@ class _FileReader:
         if not self.noisy and count >= self.min_bin and any(0 < n < self.min_bin for n in numbers):
             entry.fail("histogram", f"has a number below {self.min_bin}, the min_bin")
         # the estimated histogram, and those with all rows in the first or last bin of their block
-        counts, lowest, highest = np.zeros((3, bins))
+        counts, lowest, highest, rows = np.zeros((4, bins))
         ends = first + np.cumsum(widths)
-        counts[first:last] = np.repeat(np.array(numbers) / widths, widths)
-        lowest[ends - widths] = numbers
-        highest[ends - 1] = numbers
+        rows[first:last] = np.repeat(np.array(numbers) / widths, widths)
+        weights = self._read_bin_weights(entry, numbers, weight)
+        counts[first:last] = np.repeat(np.array(weights) / widths, widths)
+        lowest[ends - widths] = weights
+        highest[ends - 1] = weights
         if not possible[first:last].all() and counts[~possible].any():
             entry.fail("histogram", "has rows on the other side of the threshold")
         middles = bin_middles(bins)
@@ -240,14 +272,45 @@ class _FileReader:
         if self.noisy or "sum" not in entry.record:
             if bin_error is not None:
                 bin_error[2, 0] = max(float(bin_error[1] @ middles), 0.0)
-            return _Histogram(counts, float(counts @ middles), bin_error)
-        half = count / bins / 2
+            return _Histogram(counts, float(counts @ middles), bin_error, rows)
+        half = weight / bins / 2
         low = float(lowest @ middles) - half
         high = float(highest @ middles) + half
         total = entry.record["sum"]
-        if not _is_number(total) or not low - 1e-5 <= total <= high + 1e-5:
+        slack = 1e-5 * max(1.0, weight / max(count, 1))
+        if not _is_number(total) or not low - slack <= total <= high + slack:
             entry.reject("sum", f"the rows add up to {low:.6g} to {high:.6g}")
-        return _Histogram(counts, float(total), bin_error)
+        return _Histogram(counts, float(total), bin_error, rows)
+
+    def _read_weights(self, cell: RecordReader, count: int) -> tuple[float, float]:
+        """Return the sums of the weights of a cell's rows, and of their squares."""
+        found = []
+        for name in ("weight", "squares"):
+            value = cell.record.get(name, 0 if count == 0 else None)
+            if type(value) not in (int, float) or not 0 <= value <= MAX_SQUARES:
+                cell.reject(name, "must be a sum of weights, which are positive")
+            found.append(float(value))
+        weight, squares = found
+        least = weight**2 / max(count, 1) * (1 - TOLERANCE)
+        if (weight > 0) != (count > 0) or not least <= squares <= weight**2 * (1 + TOLERANCE):
+            text = f"is {squares:.6g}: not possible for {count} rows of total weight {weight:.6g}"
+            cell.fail("squares", text)
+        return weight, squares
+
+    def _read_bin_weights(
+        self, entry: RecordReader, numbers: list[int], weight: float
+    ) -> list[float]:
+        """Return the sum of the weights for each number of a histogram, which counts rows."""
+        if not self.spec.is_weighted:
+            return numbers
+        weights = entry.get("weights", list)
+        if len(weights) != len(numbers) or not all(_is_number(w) and w >= 0 for w in weights):
+            entry.fail("weights", f"must hold {len(numbers)} sums of weights")
+        if any((w > 0) != (n > 0) for w, n in zip(weights, numbers, strict=True)):
+            entry.fail("weights", "must be 0 where there are no rows, and positive elsewhere")
+        if abs(sum(weights) - weight) > TOLERANCE * max(weight, 1e-300):
+            entry.fail("weights", f"add up to {sum(weights):.9g}, the weight is {weight:.9g}")
+        return [float(w) for w in weights]
 
     def _read_widths(self, entry: RecordReader, numbers: int, bins: int) -> list[int]:
         """Return how many bins each number of the histogram covers."""
@@ -279,6 +342,7 @@ class _Histogram(NamedTuple):
     counts: np.ndarray  # (bins,)
     total: float  # the sum of the scores; if the file has none, computed from the bins' middles
     bin_error: np.ndarray | None  # (3, bins): see `SiteSums`
+    rows: np.ndarray  # (bins,): the numbers of rows, whatever they weigh
 
 
 def _read_spec(reader: RecordReader) -> MeasurementSpec:
@@ -293,10 +357,41 @@ def _read_spec(reader: RecordReader) -> MeasurementSpec:
         reader.reject("bins", f"must be a whole number from 2 to {MAX_BINS}, or null")
     threshold = None if threshold is None else float(threshold)
     label = reader.text("label") if "label" in reader.record else ""
+    given = reader.names("given") if "given" in reader.record else ()
+    weighted = "weight" in reader.record
+    weight = reader.text("weight") if reader.record.get("weight") is not None else ""
+    proxy = bool(reader.record.get("groups_are_probabilities", False))
+    if weighted and not weight and not proxy:
+        reader.fail("weight", "must name the column of weights")
     try:
         return MeasurementSpec(
-            classes, attributes, threshold, scored=bins is not None, bins=bins or 100, label=label
+            classes,
+            attributes,
+            threshold,
+            scored=bins is not None,
+            bins=bins or 100,
+            given=given,
+            weight=weight,
+            randomized=_read_randomized(reader, attributes),
+            proxy=proxy,
+            label=label,
         )
+    except FedgftError as error:
+        raise FedgftError(f"{reader.source}: {error}", kind="data") from None
+
+
+def _read_randomized(reader: RecordReader, attributes: tuple[str, ...]) -> RandomizedGroups | None:
+    """Read how the groups were randomized; None if they were not."""
+    if "randomized_groups" not in reader.record:
+        return None
+    found = reader.child("randomized_groups")
+    epsilon = found.record.get("epsilon")
+    if not _is_number(epsilon):
+        found.reject("epsilon", "must be a positive number")
+    values = found.child("values")
+    listed = tuple(values.names(name) for name in attributes)
+    try:
+        return RandomizedGroups(float(epsilon), listed)
     except FedgftError as error:
         raise FedgftError(f"{reader.source}: {error}", kind="data") from None
 
@@ -308,9 +403,13 @@ def _read_privacy(file: RecordReader) -> Privacy:
     if mechanism not in MECHANISMS:
         reader.reject("mechanism", f"must be {', '.join(MECHANISMS)}")
     if mechanism == "none":
+        weight = reader.record.get("max_weight", 1.0)
+        if not _is_number(weight) or weight <= 0:
+            reader.reject("max_weight", "must be a positive number")
         return Privacy(
             min_cell=reader.whole_number("min_cell", default=0),
             suppressed=reader.whole_number("suppressed_cells", default=0),
+            max_weight=float(weight),
         )
     numbers: dict[str, Any] = {}
     for name in ("epsilon", "delta", "scale", "variance"):

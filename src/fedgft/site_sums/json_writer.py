@@ -15,9 +15,12 @@ from fedgft.errors import FedgftError
 from fedgft.site_sums.tables import (
     COUNT,
     NOISE,
+    ROWS,
     SCORES,
     SLACK,
+    SQUARES,
     Group,
+    MeasurementSpec,
     Privacy,
     SiteRecord,
     group_sort_key,
@@ -26,6 +29,7 @@ from fedgft.site_sums.tables import (
 from fedgft.validation import check_integer
 
 FORMAT = "fedgft-sums-2"
+FORMAT_3 = "fedgft-sums-3"  # of files with weights, strata or randomized groups
 MIN_SUM_ROWS = 10  # a sum of scores is written only if it covers at least this many rows
 MIN_BIN = 5  # every other number about scores covers at least this many rows
 COARSE_BINS = 20  # number of parts of [0, 1]; bins with few rows are merged within a part first
@@ -43,7 +47,9 @@ def write_site(record: SiteRecord, *, min_bin: int) -> str:
         The smallest number of rows that a number about scores may cover.
     """
     check_integer("min_bin", min_bin, least=1)
-    spec, name, site, *_ = record
+    spec = record.spec
+    name = record.name
+    site = record.site
     if not name.strip():
         raise FedgftError('the site has no name: measure(..., site="north")')
     if len(site.privacy) > 1:
@@ -51,12 +57,14 @@ def write_site(record: SiteRecord, *, min_bin: int) -> str:
     privacy = site.privacy[0] if site.privacy else Privacy()
     groups = sorted(site.tables, key=group_sort_key)
     cells = [cell for group in groups for cell in _write_cells(group, record, privacy, min_bin)]
+    more = _write_groups(spec)
     head = {
-        "format": FORMAT,
+        "format": FORMAT_3 if more else FORMAT,
         "made_by": f"fedgft {version('fedgft')}",
         "site": name,
         "classes": list(spec.classes),
         "groups": list(spec.attributes),
+        **more,
         "threshold": spec.threshold,
         "bins": spec.bins if spec.scored else None,
         "min_bin": min_bin if spec.scored and privacy == Privacy() else 0,
@@ -72,6 +80,19 @@ def write_site(record: SiteRecord, *, min_bin: int) -> str:
     lines = [f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in head.items()]
     body = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in cells)
     return "{\n" + ",\n".join(lines) + ',\n"cells": [\n  ' + body + "\n]\n}\n"
+
+
+def _write_groups(spec: MeasurementSpec) -> dict[str, Any]:
+    """Return the fields about strata, weights and uncertain groups; none if there are none."""
+    fields: dict[str, Any] = {"given": list(spec.given)} if spec.given else {}
+    if spec.is_weighted:
+        fields["weight"] = spec.weight or None
+    if spec.proxy:
+        fields["groups_are_probabilities"] = True
+    if spec.randomized is not None:
+        values = dict(zip(spec.attributes, map(list, spec.randomized.values), strict=True))
+        fields["randomized_groups"] = {"epsilon": spec.randomized.epsilon, "values": values}
+    return fields
 
 
 def _count_small(cells: list[dict[str, Any]]) -> dict[str, int]:
@@ -95,7 +116,11 @@ def _write_privacy(privacy: Privacy) -> dict[str, Any]:
     """Return the object `privacy` of the file: suppression, or the noise and its budget."""
     if privacy.mechanism == "none":
         fields: dict[str, Any] = {"mechanism": "none", "min_cell": privacy.min_cell}
-        return fields | ({"suppressed_cells": privacy.suppressed} if privacy.min_cell else {})
+        if privacy.min_cell:
+            fields["suppressed_cells"] = privacy.suppressed
+        if privacy.max_weight != 1:
+            fields["max_weight"] = privacy.max_weight
+        return fields
     names = ("mechanism", "epsilon", "delta", "scale", "variance", "names")
     return {name: getattr(privacy, name) for name in names} | {
         "sensitivity": 1,
@@ -120,33 +145,39 @@ def _write_cells(
     noisy = privacy.mechanism != "none"
     if not table[..., [COUNT, NOISE]].any():
         name = spec.classes[0]
-        yield {"group": list(group), "label": name, "decision": name, "count": 0}
+        yield {**_name_group(group, spec), "label": name, "decision": name, "count": 0}
         return
+    rows = ROWS if spec.is_weighted else COUNT
     for label, decision in np.ndindex(table.shape[:2]):
         values = table[label, decision]
         if not values[COUNT] and not values[NOISE]:
             continue
         cell: dict[str, Any] = {
-            "group": list(group),
+            **_name_group(group, spec),
             "label": spec.classes[label],
             "decision": spec.classes[decision],
-            "count": None if values[SLACK] else int(values[COUNT]),
+            "count": None if values[SLACK] else int(values[rows]),
         }
-        shown = noisy or values[COUNT] >= min_bin
+        if spec.is_weighted and not values[SLACK]:
+            cell |= {"weight": _shorten(values[COUNT]), "squares": _shorten(values[SQUARES])}
+        shown = noisy or values[rows] >= min_bin
         if group in record.histogram and not privacy.min_cell and shown and spec.scored:
             cell["scores"] = {}
             possible = possible_cells(spec)[decision]
             for s, c in enumerate(spec.score_classes):
-                counts = record.histogram[group][label, decision, s]
+                weights = record.histogram[group][label, decision, s]
                 if noisy:
-                    entry = _write_noisy_scores(counts, possible)
+                    entry = _write_noisy_scores(weights, possible)
                 else:
                     bin_error = record.bin_error.get(group)
                     if bin_error is not None:
                         bin_error = bin_error[:2, label, decision, s]
-                    blocks = _histogram_blocks(counts, bin_error, possible, min_bin)
-                    total = values[SCORES + s] if counts.sum() >= MIN_SUM_ROWS else None
-                    entry = _write_scores(total, blocks)
+                    counts = weights
+                    if spec.is_weighted:
+                        counts = record.bin_rows[group][label, decision, s]
+                    blocks = _histogram_blocks(counts, weights, bin_error, possible, min_bin)
+                    total = values[SCORES + s] if values[rows] >= MIN_SUM_ROWS else None
+                    entry = _write_scores(total, blocks, weights if spec.is_weighted else None)
                 cell["scores"][spec.classes[c]] = entry
         yield cell
 
@@ -169,34 +200,83 @@ class Block(NamedTuple):
     width: int  # number of bins
 
 
-def _write_scores(total: float | None, blocks: list[Block]) -> dict[str, Any]:
-    """Return the sum of a cell's scores, and its histogram without empty blocks at the ends."""
+def _name_group(group: Group, spec: MeasurementSpec) -> dict[str, Any]:
+    """Return the fields of a cell that name its group and its stratum."""
+    attributes = len(spec.attributes)
+    fields = {"group": list(group[:attributes])}
+    return fields | ({"given": list(group[attributes:])} if spec.given else {})
+
+
+def _shorten(number: float) -> float:
+    """Return a sum of weights with twelve digits, as an int if it is a whole number.
+
+    Further digits depend on the order of addition.
+    """
+    short = float(f"{number:.12g}")
+    return int(short) if short == int(short) else short
+
+
+def _write_scores(
+    total: float | None, blocks: list[Block], weights: np.ndarray | None
+) -> dict[str, Any]:
+    """Return the sum of a cell's scores, and its histogram without empty blocks at the ends.
+
+    Parameters
+    ----------
+    total
+        The sum of the scores; None if it is withheld.
+    blocks
+        The numbers of rows.
+    weights
+        (bins,): the sums of the weights in the bins. None: the rows have no weights.
+    """
     filled = [i for i, block in enumerate(blocks) if block.rows]
     blocks = blocks[filled[0] : filled[-1] + 1]
-    entry: dict[str, Any] = {} if total is None else {"sum": round(total, 6)}
+    entry: dict[str, Any] = {}
+    if total is not None:
+        entry["sum"] = round(total, 6) if weights is None else _shorten(total)
     entry["first_bin"] = blocks[0].first
     entry["histogram"] = [block.rows for block in blocks]
     if any(block.width > 1 for block in blocks):
         entry["widths"] = [block.width for block in blocks]
+    if weights is not None:
+        ends = [(block.first, block.first + block.width) for block in blocks]
+        entry["weights"] = [_shorten(weights[first:last].sum()) for first, last in ends]
     return entry
 
 
 def _histogram_blocks(
-    counts: np.ndarray, bin_error: np.ndarray | None, possible: np.ndarray, min_bin: int
+    counts: np.ndarray,
+    weights: np.ndarray,
+    bin_error: np.ndarray | None,
+    possible: np.ndarray,
+    min_bin: int,
 ) -> list[Block]:
-    """Merge bins with few rows. If the sums were read from a file, keep the blocks of that file."""
+    """Merge bins with few rows. If the sums were read from a file, keep the blocks of that file.
+
+    Parameters
+    ----------
+    counts, weights
+        (bins,): the numbers of rows, and the sums of their weights; the same without weights.
+    bin_error
+        (2, bins): how wrong `weights` may be; None: they are exact.
+    possible, min_bin
+        See `merge_small_bins`.
+    """
     if bin_error is None or not bin_error.any():
         return merge_small_bins(counts, possible, min_bin)
-    first, last = (np.rint(counts + shift) for shift in bin_error)
-    starts = np.flatnonzero(first)
-    ends = np.flatnonzero(last)
-    if len(starts) != len(ends) or (first[starts] != last[ends]).any():
+    first, last = (weights + shift for shift in bin_error)
+    tiny = 1e-12 * weights.sum()  # rounding
+    starts = np.flatnonzero(first > tiny)
+    ends = np.flatnonzero(last > tiny)
+    if len(starts) != len(ends) or (np.abs(first[starts] - last[ends]) > tiny).any():
         raise FedgftError("sums that were read from several files cannot be written as one")
     blocks: list[Block] = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         here = blocks[-1].first + blocks[-1].width if blocks else start
         blocks += [Block(i, 0, 1) for i in range(here, start)]
-        blocks.append(Block(start, int(first[start]), end - start + 1))
+        rows = round(float(counts[start : end + 1].sum()))
+        blocks.append(Block(start, rows, end - start + 1))
     return blocks
 
 

@@ -14,6 +14,7 @@ from fedgft.site_sums.json_reader import read_site
 from fedgft.site_sums.json_writer import MIN_BIN, write_site
 from fedgft.site_sums.tables import (
     COUNT,
+    ROWS,
     Group,
     MeasurementSpec,
     SiteRecord,
@@ -43,6 +44,9 @@ class SiteSums:
     `bin_error[2]` is the largest error of the cell's sum of scores. The histogram of a group
     without an entry in `bin_error` is exact.
 
+    If the rows have weights, the counts, sums of scores and histograms are weighted, and `bin_rows`
+    holds the numbers of rows in the bins.
+
     Parameters
     ----------
     spec
@@ -53,6 +57,8 @@ class SiteSums:
         The histograms of scores by group, of all sites together.
     bin_error
         How wrong the histograms may be, by group: see above.
+    bin_rows
+        The numbers of rows in the bins of the histograms, by group, if the rows have weights.
     numbered
         The names that were assigned to sites that were measured without a name.
     notes
@@ -73,6 +79,7 @@ class SiteSums:
     sites: Mapping[str, SiteTables] = field(default_factory=dict)
     histogram: Mapping[Group, np.ndarray] = field(default_factory=dict)
     bin_error: Mapping[Group, np.ndarray] = field(default_factory=dict)
+    bin_rows: Mapping[Group, np.ndarray] = field(default_factory=dict)
     numbered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -87,13 +94,17 @@ class SiteSums:
         if self.spec is None:
             return "SiteSums(no site)"
         sites = len(self.sites)
-        groups = [" & ".join(value or "?" for value in group) for group in self.groups]
+        attributes = len(self.spec.attributes)
+        names = dict.fromkeys(group[:attributes] for group in self.groups)
+        groups = [" & ".join(value or "?" for value in group) for group in names]
         parts = (
             f"{format_count(round(self.rows()), 'row')} of {format_count(sites, 'site')}"
             + (f": {_list_names(list(self.sites))}" if any(self.sites) else ""),
             f"{format_count(len(groups), 'group')} by {' & '.join(self.spec.attributes)}: "
             f"{_list_names(groups)}",
             f"classes {_list_names(self.spec.classes)}" + ", with scores" * self.spec.scored,
+            *([f"given {' & '.join(self.spec.given)}"] if self.spec.given else []),
+            *(["weighted"] if self.spec.is_weighted else []),
         )
         return printable(f"SiteSums({'; '.join(parts)})")
 
@@ -110,9 +121,10 @@ class SiteSums:
         return tuple(sorted(found, key=group_sort_key))
 
     def rows(self) -> float:
-        """Return the number of rows that were counted."""
+        """Return the number of rows that were counted; rows count once, whatever they weigh."""
         tables = (table for site in self.sites.values() for table in site.tables.values())
-        return float(sum(table[..., COUNT].sum() for table in tables))
+        column = ROWS if self.spec is not None and self.spec.is_weighted else COUNT
+        return float(sum(table[..., column].sum() for table in tables))
 
     def named(self, name: str) -> "SiteSums":
         """Return the sums of this single site under another name."""
@@ -146,7 +158,8 @@ class SiteSums:
             Where the text is from, such as the name of a file: error messages begin with it.
         """
         found = read_site(check_instance("text", text, str), source=source)
-        return cls(found.spec, {found.name: found.site}, found.histogram, found.bin_error)
+        spec, name, site, *bins = found
+        return cls(spec, {name: site}, *bins)
 
     def save(self, path: str | Path, *, min_bin: int = MIN_BIN) -> Path:
         """Write the sums of one site to a file that only its owner can read; return its path.
@@ -169,7 +182,8 @@ class SiteSums:
         if len(self.sites) != 1:
             raise FedgftError(f"a file holds the sums of one site, not of {len(self.sites)}")
         ((name, site),) = self.sites.items()
-        return SiteRecord(self.require_spec(), name, site, self.histogram, self.bin_error)
+        bins = (self.histogram, self.bin_error, self.bin_rows)
+        return SiteRecord(self.require_spec(), name, site, *bins)
 
 
 def _list_names(names: Sequence[str]) -> str:
@@ -190,6 +204,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
     unnamed: list[SiteTables] = []
     histogram: dict[Group, np.ndarray] = {}
     bin_error: dict[Group, np.ndarray] = {}
+    bin_rows: dict[Group, np.ndarray] = {}
     notes: dict[str, None] = {}
     for part in parts:
         check_instance(
@@ -202,6 +217,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
         if spec is not None and spec.bins != common.bins:
             histogram = _coarsen_all(histogram, common.bins)
             bin_error = _coarsen_all(bin_error, common.bins)
+            bin_rows = _coarsen_all(bin_rows, common.bins)
         spec = common
         for name, site in part.sites.items():
             if name == "" or name in part.numbered:
@@ -210,6 +226,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
                 named[name] = named[name] + site if name in named else site
         add_arrays(histogram, _coarsen_all(part.histogram, spec.bins))
         add_arrays(bin_error, _coarsen_all(part.bin_error, spec.bins))
+        add_arrays(bin_rows, _coarsen_all(part.bin_rows, spec.bins))
     if spec is None:
         return SiteSums()
     numbered = _number_sites(unnamed, named)
@@ -219,6 +236,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
         sites,
         histogram,
         bin_error,
+        bin_rows,
         numbered=tuple(filter(None, numbered)),
         notes=tuple(notes),
     )

@@ -4,7 +4,7 @@ Read literally they would be two groups, and every gap between them would be wro
 refused before any number is computed, or merged if the user says so.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,10 +13,11 @@ import numpy as np
 from fedgft.errors import FedgftError
 from fedgft.formatting import join_names, printable
 from fedgft.site_sums.site_sums import SiteSums
-from fedgft.site_sums.tables import Group, add_arrays
+from fedgft.site_sums.tables import Group, MeasurementSpec, RandomizedGroups, add_arrays
 
 MAX_LENGTH = 60  # characters of a name in a message
 GROUP_COLUMN = "group column"
+GIVEN_COLUMN = "strata column"
 LABEL = "label"  # also the role of decisions, which are labels
 
 
@@ -65,7 +66,9 @@ class Spellings:
             return sums
         spec = sums.spec
         place = where or describe_site(next(iter(sums.sites), ""))
-        columns = self.unify_names(GROUP_COLUMN, spec.attributes, place)
+        attributes = self.unify_names(GROUP_COLUMN, spec.attributes, place)
+        given = self.unify_names(GIVEN_COLUMN, spec.given, place)
+        columns = attributes + given
         classes = self.unify_names(LABEL, spec.classes, place)
         if len(set(classes)) < len(classes):
             problem = "has labels that differ only in case or spaces; measure it again with"
@@ -77,7 +80,7 @@ class Spellings:
                 found = sorted({value for group in site.tables if (value := group[i]) is not None})
                 kept = self.unify_names(name_column(column), found, here)
                 values[i] |= dict(zip(found, kept, strict=True))
-        if columns == spec.attributes and classes == spec.classes and not _has_changes(values):
+        if columns == spec.columns and classes == spec.classes and not _has_changes(values):
             return sums
         sites = {
             name: replace(site, tables=_rename_groups(site.tables, values))
@@ -86,11 +89,28 @@ class Spellings:
         return replace(
             sums,
             notes=tuple(dict.fromkeys((*sums.notes, *self.notes))),
-            spec=replace(spec, attributes=columns, classes=classes),
+            spec=replace(
+                spec,
+                attributes=attributes,
+                given=given,
+                classes=classes,
+                randomized=self._unify_randomized(spec, attributes, place),
+            ),
             sites=sites,
             histogram=_rename_groups(sums.histogram, values),
             bin_error=_rename_groups(sums.bin_error, values),
+            bin_rows=_rename_groups(sums.bin_rows, values),
         )
+
+    def _unify_randomized(
+        self, spec: MeasurementSpec, attributes: Sequence[str], where: str
+    ) -> RandomizedGroups | None:
+        """Return how the groups were randomized, with the values in the spelling seen first."""
+        if spec.randomized is None:
+            return None
+        pairs = zip(attributes, spec.randomized.values, strict=True)
+        values = (self.unify_names(name_column(name), each, where) for name, each in pairs)
+        return replace(spec.randomized, values=tuple(values))
 
     def unify_names(self, role: str, names: Iterable[str], where: str) -> tuple[str, ...]:
         """Return the names, each in the spelling that was seen first.

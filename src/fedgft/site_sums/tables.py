@@ -11,17 +11,47 @@ from fedgft.errors import FedgftError
 
 MAX_CLASSES = 50
 MAX_ATTRIBUTES = 4
+MAX_GIVEN = 2  # largest number of columns with strata
 MAX_BINS = 10_000
+MAX_EPSILON = 50.0  # of randomized groups; with more, no value is ever replaced
 MAX_HISTOGRAM_NUMBERS = 5_000_000  # largest size of the histograms of one group
 
 Group = tuple[str | None, ...]
-"One value for each group column; None: not recorded."
+"One value for each group column, then one for each column with strata; None: not recorded."
 
 # The table of a group has the axes (label, decision, column). These are its columns.
-COUNT = 0
+COUNT = 0  # number of rows; if the rows have weights, the sum of the weights
 NOISE = 1  # variance of the noise that was added to the count
 SLACK = 2  # largest possible error of the count if it is withheld, else 0
-SCORES = 3  # the first of the columns with sums of scores
+ROWS = 3  # number of rows, if they have weights; else 0
+SQUARES = 4  # sum of the squared weights, if the rows have weights; else 0
+SCORES = 5  # the first of the columns with sums of scores, which are weighted as the count is
+
+
+@dataclass(frozen=True)
+class RandomizedGroups:
+    """How the groups were randomized before they were stored: k-ary randomized response.
+
+    In each column, the true value was kept with probability e^epsilon / (e^epsilon + k - 1), and
+    replaced by one of the k - 1 other values otherwise.
+
+    Parameters
+    ----------
+    epsilon
+        The epsilon of each column.
+    values
+        All values of each group column.
+    """
+
+    epsilon: float
+    values: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= MAX_EPSILON:
+            text = f"`randomized_groups` {self.epsilon:g}: must lie between 0 and {MAX_EPSILON:g}"
+            raise FedgftError(text)
+        if any(len(set(each)) < max(2, len(each)) for each in self.values):
+            raise FedgftError("`randomized_groups`: every group column needs two different values")
 
 
 @dataclass(frozen=True)
@@ -41,6 +71,15 @@ class MeasurementSpec:
         Whether there are scores.
     bins
         The number of bins of the histograms. Bin i is [i/bins, (i+1)/bins); the last includes 1.
+    given
+        The names of the columns with strata, within which groups are compared.
+    weight
+        The name of the column of weights; "" if the rows have none. Sites may use other names, but
+        all or none have weights.
+    randomized
+        How the groups were randomized; None if they were not.
+    proxy
+        Whether a row belongs to several groups, to each with a probability.
     label
         The name of the column of labels, for reports; "" if it is not known. Sites may differ.
     """
@@ -50,6 +89,10 @@ class MeasurementSpec:
     threshold: float | None = None
     scored: bool = False
     bins: int = 100
+    given: tuple[str, ...] = ()
+    weight: str = field(default="", compare=False)
+    randomized: RandomizedGroups | None = None
+    proxy: bool = False
     label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -61,8 +104,22 @@ class MeasurementSpec:
             raise FedgftError(f"groups: there must be 1 to {MAX_ATTRIBUTES} group columns")
         if len(self.attributes) > 1 and any(" & " in name for name in self.attributes):
             raise FedgftError("groups: ' & ' in a column's name would read as two; rename it")
+        if len(self.given) > MAX_GIVEN:
+            raise FedgftError(f"`given`: there must be at most {MAX_GIVEN} columns with strata")
+        if self.randomized is not None and len(self.randomized.values) != len(self.attributes):
+            raise FedgftError("`randomized_groups`: every group column needs its list of values")
         if self.scored and classes**2 * scores * self.bins > MAX_HISTOGRAM_NUMBERS:
             raise FedgftError(f"bins: {self.bins} are too many for {classes} classes")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a group has one value of each: group columns, then strata."""
+        return self.attributes + self.given
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the rows have weights, given by the user or as probabilities of groups."""
+        return bool(self.weight) or self.proxy
 
     @property
     def score_classes(self) -> tuple[int, ...]:
@@ -87,12 +144,21 @@ class MeasurementSpec:
         All other fields must be equal, and one number of bins must divide the other; otherwise
         there is a `FedgftError`.
         """
-        names = {"classes": "label classes", "attributes": "group columns", "scored": "scores"}
-        for name, what in (names | {"threshold": "thresholds"}).items():
+        names = {
+            "classes": "label classes",
+            "attributes": "group columns",
+            "given": "strata columns",
+            "scored": "scores",
+            "threshold": "thresholds",
+            "is_weighted": "weights",
+            "proxy": "probabilities of groups",
+            "randomized": "randomized groups",
+        }
+        for name, what in names.items():
             mine = getattr(self, name)
             theirs = getattr(other, name)
             if mine != theirs:
-                text = f"{what} differ: {_describe(mine)} and {_describe(theirs)}"
+                text = f"{what} differ: {_describe(name, mine)} and {_describe(name, theirs)}"
                 raise FedgftError(text, kind="conflict")
         few, many = sorted((self.bins, other.bins))
         if self.scored and many % few:
@@ -102,16 +168,22 @@ class MeasurementSpec:
                 kind="conflict",
             )
         label = self.label if self.label == other.label else ""
-        return replace(self, bins=few, label=label)
+        weight = self.weight if self.weight == other.weight else "weights of several names"
+        return replace(self, bins=few, label=label, weight=weight)
 
 
-def _describe(value: Any) -> str:
-    """Return a field of `MeasurementSpec` in words, for a message."""
+def _describe(name: str, value: Any) -> str:
+    """Return the value of a field of `MeasurementSpec` in words, for a message."""
     if isinstance(value, tuple):
         return ", ".join(map(repr, value)) or "none"
     if isinstance(value, bool):
         return "with" if value else "without"
-    return "decisions without a threshold" if value is None else repr(value)
+    if isinstance(value, RandomizedGroups):
+        lists = "; ".join(", ".join(each) for each in value.values)
+        return f"epsilon {value.epsilon:g} over {lists}"
+    if value is None:
+        return "decisions without a threshold" if name == "threshold" else "none"
+    return repr(value)
 
 
 @dataclass(frozen=True)
@@ -126,6 +198,7 @@ class Privacy:
     names: str = ""  # where names of groups and classes are from: "declared" or "from the data"
     min_cell: int = 0
     suppressed: int = 0  # number of withheld cells, which have 1 to min_cell - 1 rows
+    max_weight: float = 1.0  # no row of a withheld cell weighs more
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,13 +231,14 @@ def add_arrays(total: dict[Group, np.ndarray], more: Mapping[Group, np.ndarray])
 
 
 class SiteRecord(NamedTuple):
-    """The sums of a single site: what one file holds. `SiteSums` explains the last two fields."""
+    """The sums of a single site: what one file holds. `SiteSums` explains the last three."""
 
     spec: MeasurementSpec
     name: str
     site: SiteTables
     histogram: Mapping[Group, np.ndarray]
     bin_error: Mapping[Group, np.ndarray]
+    bin_rows: Mapping[Group, np.ndarray]
 
 
 @lru_cache
@@ -190,14 +264,21 @@ def possible_cells(spec: MeasurementSpec) -> np.ndarray:
     return possible
 
 
-def suppressed_cell(min_cell: int, columns: int, classes: int) -> np.ndarray:
+def suppressed_cell(
+    min_cell: int, columns: int, classes: int, *, max_weight: float | None = None
+) -> np.ndarray:
     """Return a cell for a withheld count of 1 to `min_cell` - 1 rows.
 
     Its count is the middle of this range, and its slack is the distance from there to either end.
+    If the rows have weights of at most `max_weight`, the range is 0 to `min_cell` - 1 times that.
     """
     cell = np.zeros(columns)
     cell[COUNT] = min_cell / 2
     cell[SLACK] = min_cell / 2 - 1
+    if max_weight is not None:
+        cell[ROWS] = min_cell / 2
+        cell[COUNT] = cell[SLACK] = (min_cell - 1) * max_weight / 2
+        cell[SQUARES] = cell[COUNT] * max_weight
     cell[SCORES:] = placeholder_scores(cell[COUNT], classes)
     return cell
 
