@@ -42,6 +42,8 @@ from fedgft.formatting import (
 )
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import FEW
+from fedgft.site_sums import MeasurementSpec
+from fedgft.site_sums.dates import describe_dates
 from fedgft.store import expand_user
 from fedgft.sums import is_text
 from fedgft.validation import check_choice, format_value
@@ -49,7 +51,7 @@ from fedgft.validation import check_choice, format_value
 TITLE = "Fairness audit"
 DEFAULT_THRESHOLD = 0.5  # of `measure`
 KEYS = ("title", "model", "version", "date", "prepared_by", "purpose", "label", "outcome")
-KEYS += ("decided_by", "relies_on")
+KEYS += ("decided_by", "relies_on", "period")
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September")
 MONTHS += ("October", "November", "December")
 MAX_TEXT = 500  # characters of a text in `about`
@@ -164,6 +166,25 @@ def check_about(about: Any) -> dict[str, Any]:
     return ordered | ({"files": files} if files else {})
 
 
+def add_facts(about: Mapping[str, Any], spec: MeasurementSpec) -> dict[str, Any]:
+    """Return what is known about the audit, with what the files of the sites state.
+
+    Parameters
+    ----------
+    about
+        What `check_about` returned. What it states has precedence over the files, except for the
+        version of the model: another version than that of the files raises a `FedgftError`.
+    spec
+        What the sites measured.
+    """
+    version = about.get("version", spec.model_version)
+    if spec.model_version not in ("", version):
+        text = f"{version!r} is not the version in the files, {spec.model_version!r}"
+        raise FedgftError(text, field="model_version", kind="conflict")
+    found = {"label": spec.label, "version": version, "period": describe_dates(spec.date)}
+    return {name: printable(text) for name, text in found.items() if text} | dict(about)
+
+
 def _read_digests(files: Any) -> dict[str, str]:
     """Return the SHA-256 of files by name; `files` are paths, or a mapping that is checked."""
     if isinstance(files, Mapping):
@@ -224,6 +245,7 @@ def list_facts(summary: Summary) -> list[tuple[str, str]]:
         ("Positive decision", f"“{positive}”: {known('outcome') or 'meaning not stated'}"),
         ("Decided by", _describe_threshold(summary)),
         *([("Relies on", about["relies_on"])] if "relies_on" in about else []),
+        *([("Period", about["period"])] if "period" in about else []),
         ("Rows", _describe_rows(summary)),
         ("Sites", f"{len(sites):,}: {_join(sites)}"),
         ("Groups", f"{summary['groups']}: {_join(list(summary['metrics']['acc']['groups']))}"),

@@ -5,6 +5,7 @@ each batch are counted by group, label, decision and bin of the score. The table
 are small, are added up. The names of classes and groups are then read from the total.
 """
 
+import datetime
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ from fedgft.site_sums import (
     Spellings,
     group_sort_key,
 )
+from fedgft.site_sums.dates import check_date, check_version
 from fedgft.site_sums.spelling import LABEL, name_column
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
@@ -120,6 +122,8 @@ class Measurement:
     probabilities
         The columns with the probability of each group, by the name of the group, instead of
         `groups`; `attributes` then has the name of the attribute.
+    date, model_version
+        The date of the rows, and the version of the model; "" if they are not stated.
     """
 
     source: str
@@ -143,10 +147,14 @@ class Measurement:
     weight: str | None = None
     randomized_groups: float | None = None
     probabilities: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+    model_version: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", self.attributes or self.groups)
         object.__setattr__(self, "given_names", self.given_names or self.given)
+        object.__setattr__(self, "date", check_date(self.date))
+        object.__setattr__(self, "model_version", check_version(self.model_version))
         names = [column.name for column in self.columns()]
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
@@ -237,6 +245,8 @@ def measure(
     epsilon: float | None = None,
     delta: float = 0.0,
     ignore_case: bool = False,
+    date: str | datetime.date = "",
+    model_version: str = "",
 ) -> SiteSums:
     """Return the sums over one site's rows.
 
@@ -291,6 +301,12 @@ def measure(
     ignore_case
         Merge names of groups and classes that differ only in case or spaces, such as "Man" and
         "man", under the most frequent spelling. By default they are an error.
+    date
+        The date of the rows, or the last day of their period, such as "2026-03-31". "": not
+        stated. `fedgft.auditing.monitor` needs it.
+    model_version
+        The version of the model, such as "2.1"; sites with different versions are not audited
+        together. "": not stated.
 
     Returns
     -------
@@ -352,6 +368,8 @@ def measure(
         weight=None if sample_weight is None else "sample_weight",
         randomized_groups=randomized_groups,
         probabilities={name: f"group_probabilities {name}" for name in probabilities},
+        date=check_date(date),
+        model_version=model_version,
     )
     weights = {} if sample_weight is None else {"": sample_weight}
     table = build_table(
@@ -403,6 +421,8 @@ def measure_file(
     epsilon: float | None = None,
     delta: float = 0.0,
     ignore_case: bool = False,
+    date: str | datetime.date = "",
+    model_version: str = "",
     on_rows: OnRows | None = None,
 ) -> SiteSums:
     """Return the sums over the rows of a CSV or Parquet file, read in batches.
@@ -430,6 +450,8 @@ def measure_file(
         Called after each batch with the number of rows read. None: nothing is called.
     threshold, bins, classes, positive, min_cell, epsilon, delta, ignore_case
         As in `measure`, with the same defaults.
+    date, model_version
+        As in `measure`.
 
     Returns
     -------
@@ -466,6 +488,8 @@ def measure_file(
         positive=positive,
         values=values,
         ignore_case=ignore_case,
+        date=check_date(date),
+        model_version=model_version,
     )
     return sums
 
@@ -491,6 +515,8 @@ def measure_sites(
     epsilon: float | None = None,
     delta: float = 0.0,
     ignore_case: bool = False,
+    date: str | datetime.date = "",
+    model_version: str = "",
     on_rows: OnRows | None = None,
 ) -> list[SiteSums]:
     """Return the sums of each site in a table that holds the rows of several sites.
@@ -507,7 +533,7 @@ def measure_sites(
         As in `measure_file`.
     threshold, bins, classes, positive, values
         As in `measure_file`.
-    min_cell, epsilon, delta, ignore_case, on_rows
+    min_cell, epsilon, delta, ignore_case, date, model_version, on_rows
         As in `measure_file`.
 
     Returns
@@ -551,6 +577,8 @@ def measure_sites(
         positive=positive,
         values=values,
         ignore_case=ignore_case,
+        date=check_date(date),
+        model_version=model_version,
     )
 
 
@@ -1021,6 +1049,8 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
             randomized=task.randomized(),
             proxy=bool(task.probabilities),
             label=task.label_name,
+            date=task.date,
+            model_version=task.model_version,
         )
     except FedgftError as error:
         raise FedgftError(f"{task.source}: {error}") from None

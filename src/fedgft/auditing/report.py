@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedgft.auditing.about import (
     DEFINITIONS,
     LIMITS,
+    add_facts,
     check_about,
     list_answers,
     list_facts,
@@ -356,7 +357,8 @@ def audit(
         "prepared_by", "purpose", "date" (default: today), "label" (the column of the true
         outcome), "outcome" (what a positive decision is called, such as "approved"),
         "decided_by" (who or what made the decisions), "relies_on" (what the decisions depend on
-        most), and "files", the paths of the site files, whose SHA-256 is stated.
+        most), "period" (of the rows), and "files", the paths of the site files, whose SHA-256 is
+        stated.
     seed
         The seed of the bootstrap.
     ignore_case
@@ -417,7 +419,7 @@ def audit(
         interval=OVER_SITES.format(draws) if draws else OVER_ROWS,
         adjusted=adjusted,
         warnings=warnings,
-        about={"label": pool.spec.label} | described if pool.spec.label else described,
+        about=add_facts(described, pool.spec),
         tolerance=limits.gaps,
         stated=limits.stated,
     )

@@ -201,6 +201,7 @@ def read_each_site(
     """
     spellings = Spellings(ignore_case=ignore_case)
     file_of: dict[str, Path] = {}
+    stated: list[Path] = []  # files that state the version of the model
     spec: MeasurementSpec | None = None
     for file in files:
         sums, digest = _read_with_digest(file)
@@ -219,7 +220,11 @@ def read_each_site(
             spec = sums.require_spec() if spec is None else spec.combine(sums.require_spec())
         except FedgftError as error:
             first = next(iter(file_of.values()))
+            if error.field == "model_version":  # the first file that states a version
+                first = stated[0]
             raise FedgftError(f"{first} and {file}: {error}", kind="conflict") from None
+        if sums.require_spec().model_version:
+            stated.append(file)
         yield sums
         if on_file:
             on_file(len(file_of))

@@ -87,6 +87,8 @@ def measure(
     min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
+    date: str | None = None,
+    model_version: str | None = None,
 ) -> None:
     """Count the predictions of one site. The result is a file of sums; rows stay at the site.
 
@@ -136,6 +138,11 @@ def measure(
         Add noise for differential privacy with this budget.
     delta
         With --epsilon: use discrete Gaussian noise with this delta, not discrete Laplace.
+    date
+        Date of the rows, or the last day of their period, such as 2026-03-31; `fedgft monitor`
+        needs it.
+    model_version
+        Version of the model, such as 2.1. Sites with different versions are not audited together.
 
     Examples
     --------
@@ -180,6 +187,8 @@ def measure(
         "epsilon": epsilon,
         "delta": delta,
         "ignore_case": ignore_case,
+        "date": date or "",
+        "model_version": model_version or "",
     }
     with nullcontext() if report is None else open_folder(report, "`report`"):
         with bar() as progress:

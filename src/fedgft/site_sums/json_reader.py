@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from fedgft.errors import FedgftError
+from fedgft.site_sums.dates import check_date, check_version
 from fedgft.site_sums.json_writer import FORMAT, FORMAT_3
 from fedgft.site_sums.tables import (
     COUNT,
@@ -363,6 +364,7 @@ def _read_spec(reader: RecordReader) -> MeasurementSpec:
     proxy = bool(reader.record.get("groups_are_probabilities", False))
     if weighted and not weight and not proxy:
         reader.fail("weight", "must name the column of weights")
+    date, version = (reader.record.get(name) for name in ("date", "model_version"))
     try:
         return MeasurementSpec(
             classes,
@@ -375,6 +377,8 @@ def _read_spec(reader: RecordReader) -> MeasurementSpec:
             randomized=_read_randomized(reader, attributes),
             proxy=proxy,
             label=label,
+            date=check_date(date, span=True),
+            model_version=check_version(version),
         )
     except FedgftError as error:
         raise FedgftError(f"{reader.source}: {error}", kind="data") from None

@@ -69,6 +69,8 @@ def write_site(record: SiteRecord, *, min_bin: int) -> str:
         "bins": spec.bins if spec.scored else None,
         "min_bin": min_bin if spec.scored and privacy == Privacy() else 0,
         **({"label": spec.label} if spec.label else {}),
+        **({"date": spec.date} if spec.date else {}),
+        **({"model_version": spec.model_version} if spec.model_version else {}),
         "rows": {
             "counted": sum(cell["count"] for cell in cells if cell["count"] is not None),
             "label_missing": _hide_small(site.label_missing, privacy),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgft.errors import FedgftError
+from fedgft.site_sums.dates import combine_dates, combine_versions
 
 MAX_CLASSES = 50
 MAX_ATTRIBUTES = 4
@@ -82,6 +83,12 @@ class MeasurementSpec:
         Whether a row belongs to several groups, to each with a probability.
     label
         The name of the column of labels, for reports; "" if it is not known. Sites may differ.
+    date
+        The date of the rows, or the span of several: see `fedgft.site_sums.dates`. Sites may
+        differ. "": not stated.
+    model_version
+        The version of the measured model. Sites with different versions are not merged. "": not
+        stated, which agrees with any.
     """
 
     classes: tuple[str, ...]
@@ -94,6 +101,8 @@ class MeasurementSpec:
     randomized: RandomizedGroups | None = None
     proxy: bool = False
     label: str = field(default="", compare=False)
+    date: str = field(default="", compare=False)
+    model_version: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         classes = len(self.classes)
@@ -169,7 +178,9 @@ class MeasurementSpec:
             )
         label = self.label if self.label == other.label else ""
         weight = self.weight if self.weight == other.weight else "weights of several names"
-        return replace(self, bins=few, label=label, weight=weight)
+        date = combine_dates(self.date, other.date)
+        version = combine_versions(self.model_version, other.model_version)
+        return replace(self, bins=few, label=label, weight=weight, date=date, model_version=version)
 
 
 def _describe(name: str, value: Any) -> str:
