@@ -20,7 +20,7 @@ from fedgft.auditing.rates import (
 )
 from fedgft.metrics import CATALOG
 from fedgft.privacy.noise import calibrate_noise
-from fedgft.site_sums import COUNT, NOISE, MeasurementSpec, SiteSums, SiteTables
+from fedgft.site_sums import COUNT, NOISE, SCORES, MeasurementSpec, SiteSums, SiteTables
 from fedgft.sums import Sums
 from fedgft.theory import Compared, compare
 
@@ -46,7 +46,7 @@ def federations(*, seed: int, smallest: int, noise: float = 0.0):
         counts = np.stack([generator.multinomial(n, p) for n, p in zip(rows, chance, strict=True)])
         if mechanism is not None:
             counts = np.array(mechanism.add(counts.ravel().tolist())).reshape(counts.shape)
-        tables = np.zeros((groups, sites, 2, 2, 3))
+        tables = np.zeros((groups, sites, 2, 2, SCORES))
         tables[..., COUNT] = counts.reshape(groups, sites, 2, 2)
         tables[..., NOISE] = mechanism.variance if mechanism else 0.0
         names = [(str(g),) for g in range(groups)]

@@ -28,6 +28,7 @@ from fedgft.auditing.rates import (
     bound_largest,
     bound_smallest,
     estimate_difference,
+    estimate_pair,
     estimate_parity_ratio,
     estimate_rates,
     find_largest_gap,
@@ -132,6 +133,10 @@ def estimate_noise_floor(metric: Metric, view: View) -> float:
     if counts are noisy or withheld: the floor covers sampling alone.
     """
     statistics = view.sums.statistics(metric, "hard").sum(0)
+    if view.squares is not None:
+        rates = estimate_rates(metric, view, "hard")
+        effective = np.asarray(rates.effective)
+        statistics = np.stack((rates.rate * effective, effective))
     conditions, groups = statistics.shape[1:]
     is_exact = not (view.noise.any() or view.slack.any())
     if groups < 2 or conditions * groups > MAX_FLOOR_RATES or not is_exact:
@@ -159,24 +164,31 @@ def compare_sites(metric: Metric, view: View, rates: Rates, gap: LargestGap) -> 
         return SiteGaps(largest, smallest_ratio, Estimate(nan, nan, nan), np.zeros(len(nan)), nan)
     first, second = (by_site[..., gap.condition, group] for group in gap.pair)
     level = NormalDist().inv_cdf(1 - 0.025 / len(smallest_ratio))
-    strict = estimate_difference(first, second, level)
+    correlation = by_site.correlation(*gap.pair)
+    if by_site.covariance is not None:
+        correlation = correlation[..., gap.condition]
+    strict = estimate_difference(first, second, level, correlation=correlation)
     statistics = view.sums.statistics(metric, "hard")
     proper = metric.proper(len(view.spec.classes))
     pair = Compared(gap.condition, *gap.pair)
     ones = np.ones(len(statistics))
     exact = compare(statistics, ones, pair, proper=proper)
     feasible = compare(_clip_statistics(statistics), ones, pair, proper=proper)
-    over_all = estimate_difference(rates[gap.condition, pair.i], rates[gap.condition, pair.j])
+    if view.squares is None:
+        within = estimate_within_sites(exact, *_pair_noise(metric, view, pair))
+    else:
+        within = average_within_sites(exact, first, second, correlation)
+    over_all = estimate_pair(rates, gap.condition, *gap.pair)
     return SiteGaps(
         largest=largest,
         smallest_ratio=smallest_ratio,
-        local=estimate_difference(first, second),
+        local=estimate_difference(first, second, correlation=correlation),
         direction=1.0 * (strict.low > 0) - (strict.high < 0),
         contribution=exact.contributions,
         heterogeneity=feasible.heterogeneity if proper else math.nan,
         total_variation=feasible.total_variation,
         bound=_bound_of_conditions(metric, _clip_statistics(statistics), rates, feasible),
-        within=estimate_within_sites(exact, *_pair_noise(metric, view, pair)),
+        within=within,
         signed=Estimate(*map(float, over_all)),
         pair_rates=np.stack((first.rate, second.rate)),
         pair_shares=np.stack([_share(each.n) for each in (first, second)]),
@@ -234,6 +246,7 @@ def find_gaps_by_site(rates: Rates, present: np.ndarray) -> tuple[Estimate, np.n
     i, j = np.triu_indices(groups, 1)
     z = simultaneous(groups, conditions)
     unknown = (np.isnan(rates.rate) & present[:, None]).any((-2, -1)) | (present.sum(-1) < 2)
+    correlation = rates.correlation(i, j)
     size = max(1, PAIRS_PER_BLOCK // max(1, conditions * len(i)))  # bounds the memory
     parts = []
     for start in range(0, len(present), size):
@@ -241,8 +254,9 @@ def find_gaps_by_site(rates: Rates, present: np.ndarray) -> tuple[Estimate, np.n
         first = rates[block][..., i]
         second = rates[block][..., j]
         absent = ~(present[block][:, i] & present[block][:, j])[:, None]  # (site, 1, pair)
-        gaps = estimate_difference(first, second, z)
-        ratios = estimate_parity_ratio(first, second, z).value
+        related = correlation[block] if rates.covariance is not None else 0.0
+        gaps = estimate_difference(first, second, z, correlation=related)
+        ratios = estimate_parity_ratio(first, second, z, correlation=related).value
         largest = [
             np.where(absent, -np.inf, values).max((-2, -1), initial=-np.inf)
             for values in (np.abs(gaps.value), *folded(gaps.low, gaps.high))
@@ -307,6 +321,40 @@ def estimate_within_sites(terms: Analysis, noise: np.ndarray, suppressed: bool) 
     of_w = np.stack((d, d, b, b), -1) / n[:, None] - (w / n)[:, None]
     noisy = float(((of_h - common * of_w) ** 2 * noise).sum())
     half = Z95 * math.sqrt(sato + noisy) / weight
+    return Estimate(common, max(common - half, -1.0), min(common + half, 1.0))
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def average_within_sites(
+    terms: Analysis, first: Rates, second: Rates, correlation: np.ndarray | float
+) -> Estimate:
+    """Estimate the common gap within sites where rows have weights or groups were randomized.
+
+    The weights of the sites are those of Mantel & Haenszel; sites with too few rows for an interval
+    are left out. The variance is that of the weighted average of the differences at the sites.
+
+    Parameters
+    ----------
+    terms
+        Hits and rows of the two groups at each site.
+    first, second
+        (site,): the rates of the two groups at each site.
+    correlation
+        (site,): the correlations of these rates.
+    """
+    if first.sampling is None or second.sampling is None:
+        raise ValueError("rates without weights and with true groups: see estimate_within_sites")
+    known = first.valid & second.valid
+    both = np.sqrt(first.sampling * second.sampling)
+    variance = first.sampling + second.sampling - 2 * correlation * both
+    variance = variance + first.variance + second.variance
+    w = np.where(known, terms.b * terms.d / (terms.b + terms.d), 0.0)
+    is_uncertain = (first.rate_min < first.rate_max).any()
+    if is_uncertain or not known.any():
+        return NO_ESTIMATE
+    w = w / w.sum()
+    common = float((w * np.where(known, first.rate - second.rate, 0.0)).sum())
+    half = Z95 * math.sqrt(float((w**2 * np.where(known, variance, 0.0)).sum()))
     return Estimate(common, max(common - half, -1.0), min(common + half, 1.0))
 
 

@@ -12,6 +12,7 @@ from fedgft.auditing.verdicts import VERDICT_METRICS, name_all, name_group, rate
 from fedgft.formatting import MAX_NAMES, format_interval, format_percent, format_points, join_names
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import FEW
+from fedgft.site_sums import SQUARES
 
 MIN_CONTRIBUTION = 0.0005  # a smaller contribution of a site is shown as 0.0 points
 MIN_PART = 0.004  # a smaller part of a contribution is not explained
@@ -44,6 +45,7 @@ def list_warnings(
     """
     yield from _warn_about_names(pool)
     yield from _warn_about_rows(pool, views)
+    yield from _explain_counts(pool)
     yield from _warn_about_privacy(pool, views[-1])
     if draws and len(pool.sites) < FEW_SITES:
         yield f"A bootstrap over only {len(pool.sites)} sites is rough, and so are the intervals."
@@ -77,14 +79,42 @@ def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
         missing = float(view.sums.count[..., -1].sum())
         if missing > 0:
             yield (
-                f"{view.title}: not recorded for {about}{missing:,.0f} of {pool.rows:,.0f} rows "
-                f"({100 * missing / pool.rows:.1f}%); they are in no group."
+                f"{view.title}: not recorded for {about}{missing:,.0f} of {pool.weight:,.0f} rows "
+                f"({100 * missing / pool.weight:.1f}%); they are in no group."
             )
     for what, missing in (("label", pool.label_missing), ("prediction", pool.prediction_missing)):
         if missing > 0:
             yield f"{about}rows without a {what}, which were not counted: {missing:,.0f}."
     if "" in pool.sites:
         yield "A site has no name: all rows measured without one count as one site."
+
+
+def _explain_counts(pool: Pool) -> Iterator[str]:
+    """Say what the counts are if a row does not simply count once in one group."""
+    spec = pool.spec
+    if spec.weight:
+        squares = float(pool.tables[..., SQUARES].sum())
+        effective = pool.weight**2 / squares if squares > 0 else 0.0
+        yield (
+            f"Rows are weighted ({spec.weight}): numbers of rows in the tables are sums of "
+            f"weights. For intervals, all rows are worth {effective:,.0f} rows of equal weight. "
+            "They treat rows as drawn independently: rows of one cluster or stratum of a survey "
+            "may be worth less or more."
+        )
+    if spec.randomized is not None:
+        yield (
+            "The recorded groups were randomized before they were stored (epsilon "
+            f"{spec.randomized.epsilon:g}). Every number by group is corrected for it, and the "
+            "intervals include what the randomization adds. Rates outside [0, 1] are set to 0 or 1."
+        )
+    if spec.proxy:
+        yield (
+            "The groups are not known: each row counts for every group with a probability. Such "
+            "estimates are biased where decisions differ with the group among people of the same "
+            "probabilities. If the group alone, and not what the probabilities are made from, "
+            "changes decisions, the gap is understated (Chen et al. 2019). The intervals do not "
+            "cover this bias."
+        )
 
 
 def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:

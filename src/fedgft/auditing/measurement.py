@@ -842,7 +842,7 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
             total = total * weight
         sums.append(total.sum().alias("total"))
         parts.append(expanded.group_by(keys).agg(sums))
-    heaviest = expanded["w"].max() if task.is_weighted else None
+    heaviest: Any = expanded["w"].max() if task.is_weighted else None
     return _Counts(
         pl.concat(parts),
         (expanded if task.probabilities else frame).select(groups).unique(),
@@ -981,7 +981,11 @@ def _check_cardinality(cells: pl.DataFrame, task: Measurement) -> None:
     large file fails early.
     """
     for key, option, name in task.columns():
-        if key in cells.columns and option != "score" and cells[key].n_unique() > MAX_VALUES:
+        if (
+            key in cells.columns
+            and option not in ("score", "weight")
+            and cells[key].n_unique() > MAX_VALUES
+        ):
             advice = f"; {NO_NUMBERS_AS_LABELS}" if option == "label" else ""
             raise data_error(
                 task.source,

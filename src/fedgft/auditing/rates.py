@@ -4,6 +4,11 @@ A rate is r = A / B, where A and B are sums over rows that the metric defines. T
 rate uncertain:
 
 - sampling: Wilson's limits for decisions, the delta method for mean scores;
+- weights: with e = u_A - r u_B for a row of weight w, the variance of r is the sum of (w e)^2 over
+  rows, divided by B^2 (linearization, as for survey data); Wilson's limits take the effective
+  number n for which r (1 - r) / n is that variance;
+- randomized groups: a row reported as group h counts as Q^-1[g, h] rows of group g, so its squared
+  coefficients enter like those of a weight, and rates of different groups are correlated;
 - noise: a row with label y and decision c adds e = u_A - r u_B to A - r B, so noise of variance s^2
   on the count of such rows adds (e s / B)^2 to the variance of r;
 - suppressed counts, of which only a range is known: A and B - A take their extreme values, and the
@@ -12,7 +17,7 @@ rate uncertain:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +36,19 @@ from fedgft.metrics.intervals import (
     wilson,
 )
 from fedgft.metrics.metric import Value
-from fedgft.site_sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums
+from fedgft.metrics.randomized_response import correction_matrix
+from fedgft.site_sums import (
+    COUNT,
+    NOISE,
+    ROWS,
+    SCORES,
+    SLACK,
+    SQUARES,
+    Group,
+    MeasurementSpec,
+    Privacy,
+    SiteSums,
+)
 from fedgft.sums import Sums
 
 MAX_GROUPS = 1000  # largest number of groups of a view, because all pairs of groups are compared
@@ -76,7 +93,12 @@ class Pool:
 
     @property
     def rows(self) -> float:
-        """The number of rows with a label and a prediction."""
+        """The number of rows with a label and a prediction, as `SiteSums.rows` counts them."""
+        return float(self.tables[..., ROWS if self.spec.counts_rows else COUNT].sum())
+
+    @property
+    def weight(self) -> float:
+        """The sum of the weights of these rows; their number if they have none."""
         return float(self.tables[..., COUNT].sum())
 
     @property
@@ -106,6 +128,12 @@ class View:
         (label, group, score, bin); the last group holds the rows that belong to no group.
     bin_error
         (3, label, group, score, bin): see `fedgft.site_sums.SiteSums`.
+    squares
+        (site, label, group, decision): the sum over rows of the square of what a row adds to the
+        count of the group. None: every row counts once, in one group.
+    products
+        (site, label, group, group, decision): the same for the product of what a row adds to the
+        counts of two groups, if groups were randomized; otherwise None: a row has one group.
     """
 
     spec: MeasurementSpec
@@ -116,6 +144,8 @@ class View:
     slack: np.ndarray
     histogram: np.ndarray
     bin_error: np.ndarray | None = None
+    squares: np.ndarray | None = None
+    products: np.ndarray | None = None
 
     def shifted_histogram(self, end: int) -> np.ndarray:
         """Return the histogram with every row of uncertain bin moved to one end of its range.
@@ -223,12 +253,19 @@ def list_views(pool: Pool) -> tuple[View, ...]:
     return tuple(found)
 
 
+def make_view(pool: Pool, attributes: Sequence[str]) -> View:
+    """Return the view by these attributes."""
+    return _view_by(pool, tuple(pool.spec.attributes.index(name) for name in attributes))
+
+
 def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
     """Return the view by the attributes at the positions `chosen`."""
     spec = pool.spec
     attributes = tuple(spec.attributes[i] for i in chosen)
     cells = [tuple(group[i] for i in chosen) for group in pool.groups]
     known = list(dict.fromkeys(cell for cell in cells if None not in cell))
+    if spec.randomized is not None:  # every value may be a true one, also if none was reported
+        known = list(product(*(spec.randomized.values[i] for i in chosen)))
     position = {cell: i for i, cell in enumerate(known)}
     where = np.array([position.get(cell, len(known)) for cell in cells])
 
@@ -239,7 +276,15 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         np.add.at(out, where, moved)
         return out
 
+    correct = _correction(spec, chosen, known)  # (k, k), or None if the groups are the true ones
     tables = np.moveaxis(sum_groups(pool.tables, 1), (0, 1, 2), (2, 0, 1))  # (site, y, g, d, col)
+    squares = tables[..., SQUARES] if spec.is_weighted else None
+    products = None
+    if correct is not None:
+        each = tables[..., COUNT] if squares is None else squares
+        products = np.einsum("ag,bg,kygd->kyabd", correct, correct, each)
+        squares = np.einsum("kyaad->kyad", products)
+        tables = np.einsum("ag,kygdc->kyadc", correct, tables)
     decision = tables[..., COUNT]
     count = decision.sum(-1)
     score = np.zeros_like(decision)
@@ -250,6 +295,12 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
     bin_error = None
     if pool.bin_error is not None:
         bin_error = np.moveaxis(sum_groups(pool.bin_error.sum(3), 0), (1, 2), (0, 1))
+    histogram = np.moveaxis(sum_groups(pool.histogram.sum(2), 0), 1, 0)
+    if correct is not None:
+        histogram = np.einsum("ag,ygsb->yasb", correct, histogram)
+        if bin_error is not None:
+            bin_error = np.einsum("ag,eygsb->eyasb", np.abs(correct), np.abs(bin_error))
+            bin_error[0] *= -1
     return View(
         spec=spec,
         attributes=attributes,
@@ -257,9 +308,32 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         sums=Sums(count, score, decision),
         noise=tables[..., NOISE],
         slack=tables[..., SLACK],
-        histogram=np.moveaxis(sum_groups(pool.histogram.sum(2), 0), 1, 0),
+        histogram=histogram,
         bin_error=bin_error,
+        squares=squares,
+        products=products,
     )
+
+
+def _correction(
+    spec: MeasurementSpec, chosen: tuple[int, ...], known: Sequence[Group]
+) -> np.ndarray | None:
+    """Return the matrix (k, k) that turns sums by reported group into those by true group.
+
+    The last row and column are those of the rows that belong to no group. None if the groups were
+    not randomized. With several attributes, each was randomized on its own.
+    """
+    if spec.randomized is None:
+        return None
+    out = np.eye(len(known) + 1)
+    part = np.ones((len(known), len(known)))
+    for axis, position in enumerate(chosen):
+        values = spec.randomized.values[position]
+        matrix = correction_matrix(len(values), spec.randomized.epsilon)
+        where = [values.index(cell[axis]) for cell in known]
+        part *= matrix[np.ix_(where, where)]
+    out[:-1, :-1] = part
+    return out
 
 
 def _group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[str, ...]:
@@ -319,6 +393,14 @@ class Rates:
         Whether there are enough rows for an interval.
     is_proportion
         Whether the rate is a share of rows (decisions) or a mean (scores).
+    effective
+        The effective numbers of rows, from which the limits are computed, if rows have weights or
+        their groups were randomized. None: they are `n`.
+    sampling
+        In the same case, the variance due to sampling of rates of decisions, by linearization.
+    covariance
+        (..., group, group): the covariances of the rates, which are not independent if the groups
+        were randomized. None: they are independent.
     """
 
     rate: np.ndarray
@@ -329,6 +411,9 @@ class Rates:
     variance: np.ndarray
     valid: np.ndarray
     is_proportion: bool
+    effective: np.ndarray | None = None
+    sampling: np.ndarray | None = None
+    covariance: np.ndarray | None = None
 
     @np.errstate(divide="ignore", invalid="ignore")
     def limits(self, z: float = Z95) -> Interval:
@@ -349,8 +434,20 @@ class Rates:
 
     def __getitem__(self, index: Any) -> "Rates":
         """Apply the same index to every array."""
-        names = [field.name for field in fields(self) if field.name != "is_proportion"]
-        return replace(self, **{name: np.asarray(getattr(self, name)[index]) for name in names})
+        other = ("is_proportion", "covariance")
+        names = [field.name for field in fields(self) if field.name not in other]
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        chosen = {name: np.asarray(value[index]) for name, value in known.items()}
+        return replace(self, **chosen, covariance=None)
+
+    @np.errstate(divide="ignore", invalid="ignore")
+    def correlation(self, i: Any, j: Any) -> Any:
+        """Return the correlations of the rates of groups i and j, which may be arrays."""
+        if self.covariance is None or self.sampling is None:
+            return 0.0
+        both = self.sampling[..., i] * self.sampling[..., j]
+        found = np.where(both > 0, self.covariance[..., i, j] / np.sqrt(np.abs(both)), 0.0)
+        return np.clip(found, -1.0, 1.0)
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -377,18 +474,29 @@ def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = Fa
     rate = np.where(below > 0, np.clip(above / below, 0.0, 1.0), np.nan)
     variance = _noise_variance(rate, unit, noise, kind) / below**2
     noise_of_n = np.sqrt(np.einsum("vyc,...ygc->...vg", unit[1] ** 2, noise))
+    effective = linear = covariance = None
+    heaviness: Any = 1.0  # the sum of squared weights over the sum of weights
+    if view.squares is not None:
+        squares = (view.squares if by_site else view.squares.sum(0))[..., :-1, :]
+        effective, linear, heaviness = _count_effective_rows(rate, above, below, unit, squares)
+    if view.products is not None:
+        products = (view.products if by_site else view.products.sum(0))[..., :-1, :-1, :]
+        covariance = _covary(rate, below, unit, products)
     if kind == "soft":
         sampling, max_error = _score_errors(metric, view, rate)
+        sampling = sampling * heaviness
         variance = variance + sampling / below**2
         max_error = max_error / below
         rate_min = rate - max_error
         rate_max = rate + max_error
-        n_min = below
+        n_min = below if effective is None else effective
     else:
         hits, rest = (
             np.einsum("vyc,...ygc->...vg", u, slack) for u in (unit[0], unit[1] - unit[0])
         )
         n_min = below - hits - rest
+        if effective is not None:
+            n_min = effective * np.where(below > 0, n_min / below, 0.0)
         rate_min = rate
         rate_max = rate
         if hits.any() or rest.any():
@@ -404,7 +512,61 @@ def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = Fa
         variance=variance,
         valid=(n_min >= FEW) & (n_min > MIN_SIGNAL * noise_of_n),
         is_proportion=kind == "hard",
+        effective=effective,
+        sampling=linear,
+        covariance=covariance,
     )
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def _count_effective_rows(
+    rate: np.ndarray, above: np.ndarray, below: np.ndarray, unit: np.ndarray, squares: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the effective numbers of rows, the variances of rates, and the mean weights.
+
+    A row of weight w with label y and decision c adds w e to A - r B, where e = u_A - r u_B. The
+    sum of (w e)^2 over rows, divided by B^2, is the variance of r, which equals r (1 - r) / n for
+    the effective number n. Where there are few events this sum is unstable: so, as in the interval
+    of Agresti & Coull, two hits and two misses of mean weight are added for its computation, and
+    four rows are taken from n. For rows of equal weight, n is then exactly their number.
+
+    Parameters
+    ----------
+    rate, above, below
+        (..., v, g): r, A and B.
+    unit
+        (2, v, y, c): u_A and u_B.
+    squares
+        (..., y, g, c): see `View`.
+    """
+    parts = (unit[0] ** 2, unit[0] * unit[1], unit[1] ** 2)
+    hits, both, rows = (np.einsum("vyc,...ygc->...vg", part, squares) for part in parts)
+    mean = np.where(below > 0, rows / below, np.nan)
+    smooth = (above + 2 * mean) / (below + 4 * mean)
+    total = hits + 2 * mean**2 - 2 * smooth * (both + 2 * mean**2)
+    total = total + smooth**2 * (rows + 4 * mean**2)
+    effective = smooth * (1 - smooth) * (below + 4 * mean) ** 2 / total - 4
+    effective = np.where(below > 0, np.clip(np.nan_to_num(effective), 0.0, None), 0.0)
+    variance = np.maximum(hits - 2 * rate * both + rate**2 * rows, 0.0) / below**2
+    return effective, variance, np.nan_to_num(mean, nan=1.0)
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def _covary(
+    rate: np.ndarray, below: np.ndarray, unit: np.ndarray, products: np.ndarray
+) -> np.ndarray:
+    """Return the covariances (..., v, g, g) of rates of groups that were randomized.
+
+    The covariance of the rates of groups a and b is the sum over rows of what the row adds to
+    A_a - r_a B_a, times what it adds to A_b - r_b B_b, divided by B_a B_b.
+    """
+    parts = (unit[0] ** 2, unit[0] * unit[1], unit[1] ** 2)
+    hits, both, rows = (np.einsum("vyc,...yabc->...vab", part, products) for part in parts)
+    r = np.nan_to_num(rate)
+    first = r[..., :, None]
+    second = r[..., None, :]
+    total = hits - (first + second) * both + first * second * rows
+    return total / (below[..., :, None] * below[..., None, :])
 
 
 def _noise_variance(
@@ -472,7 +634,9 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def estimate_difference(first: Rates, second: Rates, z: float = Z95) -> Estimate:
+def estimate_difference(
+    first: Rates, second: Rates, z: float = Z95, *, correlation: Any = 0.0
+) -> Estimate:
     """Return first - second with its limits, which are NaN if there are too few rows.
 
     Parameters
@@ -481,18 +645,30 @@ def estimate_difference(first: Rates, second: Rates, z: float = Z95) -> Estimate
         The rates to compare, of the same shape.
     z
         The quantile of the normal distribution: 1.96 for 95% limits of a single difference.
+    correlation
+        The correlations of the rates: see `Rates.correlation`.
     """
     p = first.limits(z)
     q = second.limits(z)
     known = first.valid & second.valid
-    low, _ = difference(first.rate_min, p, second.rate_max, q)
-    _, high = difference(first.rate_max, p, second.rate_min, q)
+    low, _ = difference(first.rate_min, p, second.rate_max, q, correlation=correlation)
+    _, high = difference(first.rate_max, p, second.rate_min, q, correlation=correlation)
     low, high = (np.where(known, np.clip(a, -1.0, 1.0), np.nan) for a in (low, high))
     return Estimate(first.rate - second.rate, low, high)
 
 
+def estimate_pair(rates: Rates, condition: int, i: int, j: int) -> Estimate:
+    """Return the difference between the rates of groups i and j under a condition, with limits."""
+    correlation = rates.correlation(i, j)
+    if rates.covariance is not None:
+        correlation = correlation[condition]
+    return estimate_difference(rates[condition, i], rates[condition, j], correlation=correlation)
+
+
 @np.errstate(divide="ignore", invalid="ignore")
-def estimate_ratio(first: Rates, second: Rates, z: float = Z95) -> Estimate:
+def estimate_ratio(
+    first: Rates, second: Rates, z: float = Z95, *, correlation: Any = 0.0
+) -> Estimate:
     """Return first / second with its limits, with parameters as in `estimate_difference`.
 
     The limits are also NaN if both rates have fewer than 5 events.
@@ -501,19 +677,23 @@ def estimate_ratio(first: Rates, second: Rates, z: float = Z95) -> Estimate:
     q_low, q_high = (np.clip(a, 0.0, 1.0) for a in second.limits(z))
     events = np.maximum(first.rate_min * first.n_min, second.rate_min * second.n_min)
     known = first.valid & second.valid & (events >= MIN_EVENTS)
-    low, _ = ratio(first.rate_min, (p_low, p_high), second.rate_max, (q_low, q_high))
-    _, high = ratio(first.rate_max, (p_low, p_high), second.rate_min, (q_low, q_high))
+    p = (p_low, p_high)
+    q = (q_low, q_high)
+    low, _ = ratio(first.rate_min, p, second.rate_max, q, correlation=correlation)
+    _, high = ratio(first.rate_max, p, second.rate_min, q, correlation=correlation)
     value = np.where(second.rate > 0, first.rate / second.rate, np.nan)
     return Estimate(value, np.where(known, low, np.nan), np.where(known, high, np.nan))
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def estimate_parity_ratio(first: Rates, second: Rates, z: float) -> Estimate:
+def estimate_parity_ratio(
+    first: Rates, second: Rates, z: float, *, correlation: Any = 0.0
+) -> Estimate:
     """Return the smaller rate divided by the larger rate (the four-fifths rule), with its limits.
 
     The ratio is NaN if both rates are 0.
     """
-    _, low, high = estimate_ratio(first, second, z)
+    _, low, high = estimate_ratio(first, second, z, correlation=correlation)
     least = np.minimum(low, 1 / high)
     most = np.where((low <= 1) & (high >= 1), 1.0, np.where(high < 1, high, 1 / low))
     top = np.maximum(first.rate, second.rate)
@@ -555,10 +735,11 @@ def find_largest_gap(rates: Rates) -> LargestGap:
     condition, at = np.unravel_index(np.nanargmax(np.abs(distance)), distance.shape)
     pair = (int(i[at]), int(j[at]))
     z = simultaneous(int((~np.isnan(rates.rate)).any(0).sum()), conditions)
-    differences = estimate_difference(first, second, z)
+    correlation = rates.correlation(i, j)
+    differences = estimate_difference(first, second, z, correlation=correlation)
     complete = bool(rates.valid[~np.isnan(rates.rate)].all())
     low, high = bound_largest(folded(differences.low, differences.high), complete=complete)
-    ratios = estimate_parity_ratio(first, second, z)
+    ratios = estimate_parity_ratio(first, second, z, correlation=correlation)
     ratio_low, ratio_high = bound_smallest(ratios)
     return LargestGap(
         gap=float(np.abs(distance[condition, at])),

@@ -31,13 +31,19 @@ from fedgft.auditing.audit_results import (
 )
 from fedgft.auditing.between_sites import check_bootstrap, estimate_metric
 from fedgft.auditing.comparison import Comparison, compare
+from fedgft.auditing.conditional import (
+    ConditionalSummary,
+    describe_reversals,
+    pool_strata,
+    summarize_strata,
+)
 from fedgft.auditing.findings import list_warnings
 from fedgft.auditing.inputs import Sites, combine_sites
 from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.rates import (
     Pool,
     View,
-    estimate_difference,
+    estimate_pair,
     estimate_rates,
     find_reference_group,
     list_views,
@@ -169,6 +175,15 @@ class Audit:
         return self.attributes[self.summary["groups"]].sites
 
     @property
+    def given(self) -> ConditionalSummary | None:
+        """The gaps within strata, by view and metric; None if no strata were measured.
+
+        ``audit.given["views"]["sex"]["sp"]["pooled"]`` is the gap of parity between the two sexes,
+        averaged within strata. See `fedgft.auditing.conditional`.
+        """
+        return self.summary["given"]
+
+    @property
     def accuracy(self) -> Rate:
         """The share of right decisions over all rows, also those whose group is not recorded."""
         return read_rate(self.summary["accuracy"])
@@ -245,8 +260,8 @@ class Audit:
         rates = estimate_rates(get_metric(metric), self.view, "hard")
         if len(rates.rate) != 1:
             raise FedgftError(f"{metric} compares several rates; name one with a single one")
-        one, other = (rates[0, self.view.index(name)] for name in (first, second))
-        value, low, high = (float(x) for x in estimate_difference(one, other))
+        i, j = (self.view.index(name) for name in (first, second))
+        value, low, high = (float(x) for x in estimate_pair(rates, 0, i, j))
         return value, low, high
 
     def lead(self) -> str:
@@ -407,6 +422,10 @@ def audit(
         for name, gap in (adjust_to or {}).items()
     ]
     warnings = [*combined.notes, *list_warnings(pool, views, estimates, draws=draws)]
+    strata = pool_strata(pool)
+    given = None if strata is None else summarize_strata(strata, views, estimates)
+    if given is not None:
+        warnings += describe_reversals(given)
     if adjusted:
         warnings.append(GROUP_THRESHOLDS_WARNING)
         if views[-1].bin_error is not None:
@@ -417,6 +436,7 @@ def audit(
         estimates,
         references=references,
         interval=OVER_SITES.format(draws) if draws else OVER_ROWS,
+        given=given,
         adjusted=adjusted,
         warnings=warnings,
         about=add_facts(described, pool.spec),

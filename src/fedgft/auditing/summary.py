@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 
 from fedgft.auditing.between_sites import MetricEstimate, SiteGaps
+from fedgft.auditing.conditional import ConditionalSummary
 from fedgft.auditing.rates import (
     LargestGap,
     Pool,
@@ -159,7 +160,9 @@ class Summary(ViewSummary):
     tolerance: dict[str, float]
     tolerance_stated: list[str]
     verdicts: dict[str, str]
-    rows: dict[str, float]  # counted, not_recorded (no group), label_missing, prediction_missing
+    # counted, weight (if rows have weights), not_recorded (no group), label_missing,
+    # prediction_missing
+    rows: dict[str, float]
     classes: list[str]
     groups: str
     threshold: Number
@@ -170,6 +173,7 @@ class Summary(ViewSummary):
     curves: dict[str, dict[str, dict[str, list]]] | None
     sweep: dict[str, Any] | None  # see `Sweep`
     attributes: dict[str, ViewSummary]  # the other views, by title
+    given: ConditionalSummary | None  # gaps within strata
     adjusted: list[GroupThresholds]
     privacy: dict[str, Any]  # sites (by mechanism), approximate, largest_epsilon (of one row)
     warnings: list[str]
@@ -195,6 +199,7 @@ def summarize(
     *,
     references: Sequence[str],
     interval: str,
+    given: ConditionalSummary | None,
     adjusted: list[GroupThresholds],
     warnings: list[str],
     about: Mapping[str, Any],
@@ -211,8 +216,9 @@ def summarize(
         The views, the one by all attributes together last, and the estimates of each by metric.
     references
         The reference groups, with which the others are compared: see `find_reference_group`.
-    interval, adjusted, warnings
-        How the intervals were computed, the thresholds by group, and the warnings for the reader.
+    interval, given, adjusted, warnings
+        How the intervals were computed, the gaps within strata, the thresholds by group, and the
+        warnings for the reader.
     about, tolerance, stated
         Who made the audit of what, the largest acceptable gaps, and the metrics for which somebody
         stated one. The verdicts are left empty.
@@ -234,6 +240,7 @@ def summarize(
         "verdicts": {},
         "rows": {
             "counted": as_count(pool.rows),
+            **({"weight": pool.weight} if pool.spec.is_weighted else {}),
             "not_recorded": as_count(view.sums.count[..., -1].sum()),
             "label_missing": as_count(pool.label_missing),
             "prediction_missing": as_count(pool.prediction_missing),
@@ -248,6 +255,7 @@ def summarize(
         "curves": _select_fields(curves, ("thresholds", "tpr", "fpr", "calibration")),
         "sweep": None if sweep is None else vars(sweep),
         "attributes": {v.title: part for v, part in zip(views, parts, strict=False)},
+        "given": given,
         "adjusted": adjusted,
         "privacy": _summarize_privacy(pool),
         "warnings": warnings,
@@ -312,10 +320,10 @@ def _summarize_estimate(estimate: MetricEstimate, reference: int | None) -> dict
     view = estimate.view
     out = _summarize_metric(estimate.metric, view, estimate.rates, estimate.limits, estimate.gap)
     if reference is not None:
-        shown = estimate.rates[estimate.gap.condition or 0]
+        condition = estimate.gap.condition or 0
         out["reference"] = view.groups[reference]
         out["against_reference"] = {
-            group: _compare_with_reference(shown[g], shown[reference])
+            group: _compare_with_reference(estimate.rates, condition, g, reference)
             for g, group in enumerate(view.groups)
             if g != reference
         }
@@ -372,9 +380,16 @@ def _group_rates(view: View, rates: Rates, limits: Interval, v: int) -> dict[str
     }
 
 
-def _compare_with_reference(rates: Rates, reference: Rates) -> dict[str, Any]:
-    """Compare one group with the reference group; the intervals are not simultaneous."""
-    values = (*estimate_difference(rates, reference), *estimate_ratio(rates, reference))
+def _compare_with_reference(rates: Rates, condition: int, g: int, reference: int) -> dict[str, Any]:
+    """Compare group g with the reference group; the intervals are not simultaneous."""
+    correlation = rates.correlation(g, reference)
+    if rates.covariance is not None:
+        correlation = correlation[condition]
+    pair = (rates[condition, g], rates[condition, reference])
+    values = (
+        *estimate_difference(*pair, correlation=correlation),
+        *estimate_ratio(*pair, correlation=correlation),
+    )
     return dict(zip(ReferenceComparison.__annotations__, map(float, values), strict=True))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.auditing.conditional import list_strata_tables
 from fedgft.auditing.findings import (
     MAX_SITES,
     describe_contributions,
@@ -122,6 +123,8 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     if short:
         for title, view in views_of(summary).items():
             yield _choose_columns(_gap_table(summary, view, title), SHORT_GAP_COLUMNS)
+        if summary["given"] is not None:
+            yield from list_strata_tables(summary["given"], short=True)
         yield _shorten_rates(summary, _rate_table(summary, groups))
         yield _choose_columns(_site_table(summary, MAX_SITES_ON_TERMINAL), SHORT_SITE_COLUMNS)
         yield from _threshold_tables(summary)
@@ -129,6 +132,8 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     for title, view in {groups: summary, **summary["attributes"]}.items():
         yield _gap_table(summary, view, title)
         yield _rate_table(view, title)
+    if summary["given"] is not None:
+        yield from list_strata_tables(summary["given"])
     yield from _reference_tables(summary)
     yield _site_table(summary, MAX_SITES)
     yield from _place_tables(summary)

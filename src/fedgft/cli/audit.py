@@ -72,6 +72,8 @@ def measure(
     group: Columns | None = None,
     score: Columns | None = None,
     decision: str | None = None,
+    weight: str | None = None,
+    given: Columns | None = None,
     site: str | None = None,
     name: str | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
@@ -87,6 +89,8 @@ def measure(
     min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
+    randomized_groups: float | None = None,
+    group_probabilities: str | None = None,
     date: str | None = None,
     model_version: str | None = None,
 ) -> None:
@@ -107,6 +111,11 @@ def measure(
         per class, in their order.
     decision
         Column with the decision, if it does not follow from the score.
+    weight
+        Column with the weight of each row, 0 or more, such as a survey weight.
+    given
+        One or two columns with strata, such as a department: groups are then compared within them
+        too.
     site
         Column with the site of each row, if the table holds several sites. Each site gets a file.
     name
@@ -144,13 +153,21 @@ def measure(
     model_version
         Version of the model, such as 2.1. Sites with different versions are not audited together.
 
+    randomized_groups
+        The groups were randomized before they were stored, with this epsilon: every estimate is
+        corrected for it. --group must list all values, as in sex=man,woman.
+    group_probabilities
+        In place of --group: columns with the probability of each group, as in
+        sex=woman:p_woman,man:p_man.
+
     Examples
     --------
     fedgft measure north.csv --label repaid --group sex --score probability
+    fedgft measure survey.csv --label repaid --group sex --score p --weight w --given region
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
     """
-    require_values(classes=classes, group=group, score=score)
+    require_values(classes=classes, group=group, score=score, given=given)
     if data is None:
         text = "`data` is missing: a CSV or Parquet file with one row per person"
         raise FedgftError(text, kind="missing")
@@ -160,7 +177,8 @@ def measure(
     known = measurement.read_header(data)
     require_column("label", label, "the column with the true outcome", known)
     columns, values = parse_groups(group or (), known)
-    require_column("group", columns, "the column with the groups", known)
+    if group_probabilities is None:
+        require_column("group", columns, "the column with the groups", known)
     if report is not None and json and out is None:
         raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
     path = None
@@ -178,6 +196,10 @@ def measure(
         "group": columns,
         "score": split_columns(score or (), known),
         "decision": decision,
+        "weight": weight,
+        "given": split_columns(given or (), known),
+        "randomized_groups": randomized_groups,
+        "group_probabilities": parse_probabilities(group_probabilities),
         "threshold": threshold,
         "bins": bins,
         "classes": classes or (),
@@ -509,6 +531,22 @@ def parse_groups(
     return tuple(columns), values
 
 
+def parse_probabilities(item: str | None) -> dict[str, dict[str, str]] | None:
+    """Read sex=woman:p_woman,man:p_man: the columns with probabilities, by attribute and group."""
+    if item is None:
+        return None
+    attribute, _, listed = item.partition("=")
+    pairs = [pair.rpartition(":") for pair in listed.split(",")]
+    is_valid = attribute.strip() and all(
+        name.strip() and column.strip() for name, _, column in pairs
+    )
+    text = "write NAME=GROUP:COLUMN,GROUP:COLUMN, such as sex=woman:p_woman,man:p_man"
+    require(is_valid, f"`group_probabilities` {item}: {text}")
+    columns = {name.strip(): column.strip() for name, _, column in pairs}
+    require(len(columns) == len(pairs), f"`group_probabilities` {item}: names a group twice")
+    return {attribute.strip(): columns}
+
+
 def site_file_name(site: str) -> str:
     """Return the name of a site's file: that of the site, without what file names cannot hold."""
     name = re.sub(r"[^\w.-]+", "-", site).strip(".-")
@@ -591,7 +629,9 @@ def describe_rows(parts: Sequence["SiteSums"]) -> list[str]:
     """Return notes about the rows of the sites: groups, classes, missing values."""
     spec = parts[0].require_spec()
     sites = {name: site for part in parts for name, site in part.sites.items()}
-    groups = {group for site in sites.values() for group in site.tables if None not in group}
+    attributes = len(spec.attributes)
+    found = {group[:attributes] for site in sites.values() for group in site.tables}
+    groups = [group for group in found if None not in group]
     rows = sum(part.rows() for part in parts)
     counted = f"{rows:,.0f} rows in {format_count(len(groups), 'group')}"
     notes = [f"{next(iter(sites))}: {counted}"]
@@ -609,14 +649,16 @@ def describe_rows(parts: Sequence["SiteSums"]) -> list[str]:
         if missing > 0:
             number = "a few" if missing != int(missing) or is_protected else f"{missing:,.0f}"
             notes.append(f"rows without a {what}, counted separately: {number}")
-    unknown = sum(
-        table[..., site_sums.COUNT].sum()
-        for site in sites.values()
-        for group, table in site.tables.items()
-        if None in group
-    )
-    if unknown > 0:
-        notes.append(f"rows without a recorded group: {unknown:,.0f}")
+    columns = {"group": slice(attributes), "stratum": slice(attributes, None)}
+    for what, part in columns.items():
+        unknown = sum(
+            table[..., site_sums.ROWS if spec.is_weighted else site_sums.COUNT].sum()
+            for site in sites.values()
+            for group, table in site.tables.items()
+            if None in group[part]
+        )
+        if unknown > 0:
+            notes.append(f"rows without a recorded {what}: {unknown:,.0f}")
     return notes
 
 

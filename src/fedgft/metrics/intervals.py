@@ -36,28 +36,41 @@ def wilson(rate: Value, n: Value, z: float = Z95) -> Interval:
     return center - half, center + half
 
 
-def difference(p: Value, p_limits: Interval, q: Value, q_limits: Interval) -> Interval:
-    """Return limits of p - q from those of p and q (with Wilson's: Newcombe 1998, method 10)."""
-    below = np.sqrt((p - p_limits[0]) ** 2 + (q_limits[1] - q) ** 2)
-    above = np.sqrt((p_limits[1] - p) ** 2 + (q - q_limits[0]) ** 2)
+def difference(
+    p: Value, p_limits: Interval, q: Value, q_limits: Interval, *, correlation: Any = 0.0
+) -> Interval:
+    """Return limits of p - q from those of p and q (with Wilson's: Newcombe 1998, method 10).
+
+    If p and q are correlated, so are their errors (Zou 2008).
+    """
+
+    def length(one: Any, other: Any) -> Any:
+        squares = one**2 + other**2
+        return np.sqrt(np.maximum(squares - 2 * correlation * one * other, 0.0))
+
+    below = length(p - p_limits[0], q_limits[1] - q)
+    above = length(p_limits[1] - p, q - q_limits[0])
     return p - q - below, p - q + above
 
 
-def ratio(p: Value, p_limits: Interval, q: Value, q_limits: Interval) -> Interval:
-    """Return limits of p / q from those of p and q (Donner & Zou 2012).
+def ratio(
+    p: Value, p_limits: Interval, q: Value, q_limits: Interval, *, correlation: Any = 0.0
+) -> Interval:
+    """Return limits of p / q from those of p and q, which may be correlated (Donner & Zou 2012).
 
     The upper limit is infinite where q may be 0. The lower root is written so that nothing is
     divided by u_q (2q - u_q), which is 0 or less for rare events.
     """
-    product = p * q
 
     def root(a: Any, b: Any) -> Any:
         return np.sqrt(np.maximum(product**2 - a * b, 0.0))
 
+    product = p * q - correlation * (p - p_limits[0]) * (q_limits[1] - q)
     mine = p_limits[0] * (2 * p - p_limits[0])
     other = q_limits[1] * (2 * q - q_limits[1])
     below = product + root(mine, other)
     lower = np.where(below > 0, np.maximum(mine, 0.0) / np.where(below > 0, below, 1.0), 0.0)
+    product = p * q - correlation * (p_limits[1] - p) * (q - q_limits[0])
     mine = p_limits[1] * (2 * p - p_limits[1])
     other = q_limits[0] * (2 * q - q_limits[0])
     safe = np.where(other > 0, other, 1.0)

@@ -275,6 +275,15 @@ class _Part(NamedTuple):
         return cls(tables, histogram, shifts, sums.rows(), scored_rows, has_withheld)
 
 
+def _refuse_uncertain_groups(spec: MeasurementSpec) -> None:
+    """Raise a `FedgftError` for sums that are not counts of rows by their true group."""
+    if spec.is_weighted or spec.randomized is not None:
+        what = "randomized groups" if spec.randomized is not None else "weights"
+        what = "probabilities of groups" if spec.proxy else what
+        text = f"a rule needs counts of rows by their true group, and these sums have {what}"
+        raise FedgftError(text, field="sums", kind="unsupported")
+
+
 def _read_parts(parts: Iterable[SiteSums], *, by_site: bool) -> tuple[MeasurementSpec, list[_Part]]:
     """Return what was measured, and the parts.
 
@@ -285,8 +294,10 @@ def _read_parts(parts: Iterable[SiteSums], *, by_site: bool) -> tuple[Measuremen
     for part in parts:
         if part.spec is None:
             continue
-        spec = part.spec if spec is None else spec.combine(part.spec)
-        if not part.spec.scored:
+        _refuse_uncertain_groups(part.spec)
+        part = part.without_strata()
+        spec = part.require_spec() if spec is None else spec.combine(part.require_spec())
+        if not spec.scored:
             part = replace(part, histogram={}, bin_error={})
         kept.append(_Part.of(part))
     if spec is None:

@@ -193,7 +193,7 @@ class _FileReader:
         group, label, decision = place
         spec = self.spec
         count = int(table[self.rows])
-        weight = table[COUNT]
+        weight = float(table[COUNT])
         if histogram is None:  # no scores, or they are withheld
             table[SCORES:] = placeholder_scores(weight, len(spec.classes))
             return
@@ -303,7 +303,7 @@ class _FileReader:
     ) -> list[float]:
         """Return the sum of the weights for each number of a histogram, which counts rows."""
         if not self.spec.is_weighted:
-            return numbers
+            return [float(n) for n in numbers]
         weights = entry.get("weights", list)
         if len(weights) != len(numbers) or not all(_is_number(w) and w >= 0 for w in weights):
             entry.fail("weights", f"must hold {len(numbers)} sums of weights")

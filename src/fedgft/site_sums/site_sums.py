@@ -121,15 +121,39 @@ class SiteSums:
         return tuple(sorted(found, key=group_sort_key))
 
     def rows(self) -> float:
-        """Return the number of rows that were counted; rows count once, whatever they weigh."""
+        """Return the number of rows that were counted; rows count once, whatever they weigh.
+
+        If a row belongs to several groups, with weights, this is the sum of the weights.
+        """
         tables = (table for site in self.sites.values() for table in site.tables.values())
-        column = ROWS if self.spec is not None and self.spec.is_weighted else COUNT
+        column = ROWS if self.spec is not None and self.spec.counts_rows else COUNT
         return float(sum(table[..., column].sum() for table in tables))
 
     def named(self, name: str) -> "SiteSums":
         """Return the sums of this single site under another name."""
         record = self._require_one_site()
         return replace(self, sites={name: record.site}, numbered=())
+
+    def without_strata(self) -> "SiteSums":
+        """Return the same sums over all strata."""
+        if self.spec is None or not self.spec.given:
+            return self
+        attributes = len(self.spec.attributes)
+
+        def add_strata(arrays: Mapping[Group, np.ndarray]) -> dict[Group, np.ndarray]:
+            total: dict[Group, np.ndarray] = {}
+            for group, array in arrays.items():
+                add_arrays(total, {group[:attributes]: array})
+            return total
+
+        return replace(
+            self,
+            spec=replace(self.spec, given=()),
+            sites={n: replace(s, tables=add_strata(s.tables)) for n, s in self.sites.items()},
+            histogram=add_strata(self.histogram),
+            bin_error=add_strata(self.bin_error),
+            bin_rows=add_strata(self.bin_rows),
+        )
 
     def to_json(self, *, min_bin: int = MIN_BIN) -> str:
         """Return the text of the site's file, which holds sums only: see docs/audit-reference.md.
@@ -158,8 +182,8 @@ class SiteSums:
             Where the text is from, such as the name of a file: error messages begin with it.
         """
         found = read_site(check_instance("text", text, str), source=source)
-        spec, name, site, *bins = found
-        return cls(spec, {name: site}, *bins)
+        bins = (found.histogram, found.bin_error, found.bin_rows)
+        return cls(found.spec, {found.name: found.site}, *bins)
 
     def save(self, path: str | Path, *, min_bin: int = MIN_BIN) -> Path:
         """Write the sums of one site to a file that only its owner can read; return its path.

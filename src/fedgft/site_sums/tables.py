@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgft.errors import FedgftError
+from fedgft.metrics.randomized_response import check_epsilon
 from fedgft.site_sums.dates import combine_dates, combine_versions
 
 MAX_CLASSES = 50
 MAX_ATTRIBUTES = 4
 MAX_GIVEN = 2  # largest number of columns with strata
 MAX_BINS = 10_000
-MAX_EPSILON = 50.0  # of randomized groups; with more, no value is ever replaced
 MAX_HISTOGRAM_NUMBERS = 5_000_000  # largest size of the histograms of one group
 
 Group = tuple[str | None, ...]
@@ -48,9 +48,7 @@ class RandomizedGroups:
     values: tuple[tuple[str, ...], ...]
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= MAX_EPSILON:
-            text = f"`randomized_groups` {self.epsilon:g}: must lie between 0 and {MAX_EPSILON:g}"
-            raise FedgftError(text)
+        check_epsilon(self.epsilon)
         if any(len(set(each)) < max(2, len(each)) for each in self.values):
             raise FedgftError("`randomized_groups`: every group column needs two different values")
 
@@ -129,6 +127,11 @@ class MeasurementSpec:
     def is_weighted(self) -> bool:
         """Whether the rows have weights, given by the user or as probabilities of groups."""
         return bool(self.weight) or self.proxy
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the column ROWS counts every row once: not if a row has several groups."""
+        return bool(self.weight) and not self.proxy
 
     @property
     def score_classes(self) -> tuple[int, ...]:
