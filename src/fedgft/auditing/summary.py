@@ -464,12 +464,17 @@ def _merge_groups(view: View) -> View:
         total = values.sum(2)
         return np.stack((total, np.zeros_like(total)), 2)  # one group, and rows of no group
 
+    squares = view.squares
+    if view.products is not None:  # what randomization moves between groups cancels out
+        squares = view.products.sum(2)
     return replace(
         view,
         groups=("everyone",),
         sums=view.sums.map(merge),
         noise=merge(view.noise),
         slack=merge(view.slack),
+        squares=None if squares is None else merge(squares),
+        products=None,
     )
 
 

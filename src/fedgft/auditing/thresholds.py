@@ -91,22 +91,30 @@ def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curv
         The number of points of a calibration curve.
     """
     positive = 1 if len(view.spec.classes) == 2 else score
-    exact = not view.noise.any()
+    exact = not view.noise.any() and view.products is None
     found = []
     for g, group in enumerate(view.groups):
+        weight = 1.0  # of a row, on average; see `estimate_rates`
+        if view.squares is not None and (total := view.sums.count[:, :, g].sum()) > 0:
+            weight = float(view.squares[:, :, g].sum() / total)
         sides = []
         for table in (view.histogram, view.shifted_histogram(0), view.shifted_histogram(1)):
             counts = np.maximum(table[:, g, score], 0.0)  # (y, bin); noise can make counts negative
             sides.append((counts[positive], counts.sum(0) - counts[positive]))
-        found.append(_group_curves(group, sides, points, exact=exact))
+        found.append(_group_curves(group, sides, points, exact=exact, weight=weight))
     return found
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _group_curves(
-    group: str, sides: list[tuple[np.ndarray, np.ndarray]], points: int, *, exact: bool
+    group: str,
+    sides: list[tuple[np.ndarray, np.ndarray]],
+    points: int,
+    *,
+    exact: bool,
+    weight: float,
 ) -> Curves:
-    """Return the curves of one group.
+    """Return the curves of one group, whose rows have this weight on average.
 
     `sides` holds positives and negatives by bin three times: as estimated, with rows of uncertain
     bin in the first possible bin, and with such rows in the last possible bin.
@@ -124,7 +132,7 @@ def _group_curves(
     ties = float((yes * no).sum() / pairs)
     auc = float((count_above(yes)[1:] * no).sum() / pairs) + ties / 2
     parts = np.array_split(np.arange(bins), min(points, bins))
-    calibration = [_calibration_point(part, yes, no, exact) for part in parts]
+    calibration = [_calibration_point(part, yes, no, exact, weight) for part in parts]
     return Curves(
         group=group,
         positives=float(positives),
@@ -157,19 +165,21 @@ def find_exact_edges(view: View) -> np.ndarray:
 
 
 def _calibration_point(
-    part: np.ndarray, yes: np.ndarray, no: np.ndarray, exact: bool
+    part: np.ndarray, yes: np.ndarray, no: np.ndarray, exact: bool, weight: float
 ) -> CalibrationPoint | None:
     """Return the share of positives among the rows with a score in the bins `part`.
 
     There is no interval if the counts are not `exact`. The result is None if there are no rows.
+    `weight` is the average weight of a row.
     """
     hits = yes[part].sum()
     rows = yes[part].sum() + no[part].sum()
     if rows <= 0:
         return None
     middles = (part + 0.5) / len(yes)
-    known = exact and rows >= FEW
-    low, high = map(float, wilson(hits / rows, rows)) if known else (None, None)
+    effective = rows / weight
+    known = exact and effective >= FEW
+    low, high = map(float, wilson(hits / rows, effective)) if known else (None, None)
     return {
         "score": float(((yes + no)[part] * middles).sum() / rows),
         "half_bin": 0.5 / len(yes),
