@@ -115,7 +115,7 @@ WRONG = {
         "^sums of site 'bad': y_pred has 3 rows, y_true has 40$",
     ),
     "groups": ({"n": (Y, Y, G[:-1])}, "site 'n': sensitive_features group has 39 rows, y_true has"),
-    "no groups": ({"n": (Y, Y, None)}, "site 'n': `sensitive_features` is missing"),
+    "no groups": ({"n": (Y, Y, None)}, "site 'n': sensitive_features is missing"),
     "no column": ({"n": (Y, Y, {})}, "site 'n': sensitive_features holds no column"),
     "no predictions": ({"n": (Y, None, G)}, "site 'n': name the model's output"),
     "two axes": ({"n": (np.eye(40), Y, G)}, "site 'n': y_true must have one axis, not 2"),

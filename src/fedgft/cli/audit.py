@@ -163,7 +163,7 @@ def measure(
     Examples
     --------
     fedgft measure north.csv --label repaid --group sex --score probability
-    fedgft measure survey.csv --label y --group sex --score p --weight w --given job
+    fedgft measure survey.csv --label y --group sex --score p --weight w
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
     """
