@@ -68,6 +68,7 @@ MENU = {
     "How-to": (
         "install",
         "audit",
+        "weights",
         "rules",
         "train",
         "trees",
