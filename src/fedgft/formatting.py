@@ -330,6 +330,8 @@ class Report:
         Names and texts about the report, and the input files with their SHA-256.
     definitions, limits
         Words with their meaning, and what the report cannot say.
+    facts_title, without_figures
+        The heading of the facts, and where the numbers of the figures are without JavaScript.
     """
 
     mark: str
@@ -349,6 +351,10 @@ class Report:
     files: Sequence[tuple[str, str]] = ()
     definitions: Sequence[tuple[str, str]] = ()
     limits: Sequence[str] = ()
+    facts_title: str = "About this audit"
+    without_figures: str = (
+        "The tables below hold rates and gaps; curves and other thresholds are in audit.json."
+    )
 
     def to_markdown(self) -> str:
         """The report in Markdown, without figures and with every text escaped."""
@@ -359,7 +365,7 @@ class Report:
         lines += [f"- {v.sign} {escape_markdown(v.text)}" for v in self.verdicts]
         lines += ["", escape_markdown(f"{'; '.join(self.legend)}."), ""]
         lines += _list_in_markdown("Caveats", map(escape_markdown, self.warnings))
-        lines += _list_in_markdown("About this audit", _join_terms(self.facts))
+        lines += _list_in_markdown(self.facts_title, _join_terms(self.facts))
         lines += _list_in_markdown("Input files (SHA-256)", _join_terms(self.files))
         lines += [
             "## Numbers",

@@ -10,6 +10,7 @@ _MODULES = {
     "Estimate": "fedgft.auditing.audit_results",
     "Gap": "fedgft.auditing.audit_results",
     "Rate": "fedgft.auditing.audit_results",
+    "Monitor": "fedgft.auditing.monitoring",
     "Results": "fedgft.auditing.audit_results",
     "Site": "fedgft.auditing.audit_results",
     "SiteGap": "fedgft.auditing.audit_results",
@@ -19,6 +20,7 @@ _MODULES = {
     "measure": "fedgft.auditing.measurement",
     "measure_file": "fedgft.auditing.measurement",
     "merge": "fedgft.site_sums",
+    "monitor": "fedgft.auditing.monitoring",
     "read_sums": "fedgft.auditing.site_file",
     "write_sums": "fedgft.auditing.site_file",
 }

@@ -3,6 +3,7 @@
 from fedgft.auditing.audit_results import Estimate, Gap, Rate, Results, Site, SiteGap
 from fedgft.auditing.comparison import Comparison, compare
 from fedgft.auditing.measurement import measure, measure_file
+from fedgft.auditing.monitoring import Monitor, monitor
 from fedgft.auditing.report import Audit, audit
 from fedgft.auditing.site_file import read_sums, write_sums
 from fedgft.site_sums import SiteSums, merge
@@ -12,6 +13,7 @@ __all__ = [
     "Comparison",
     "Estimate",
     "Gap",
+    "Monitor",
     "Rate",
     "Results",
     "Site",
@@ -22,6 +24,7 @@ __all__ = [
     "measure",
     "measure_file",
     "merge",
+    "monitor",
     "read_sums",
     "write_sums",
 ]

@@ -6,12 +6,22 @@ from typing import Any, Literal
 from fedgft.errors import FedgftError
 from fedgft.store import atomic_write, expand_user, open_folder, refuse_link, stage_files
 
-ReportKind = Literal["audit", "comparison"]
+ReportKind = Literal["audit", "comparison", "monitor"]
+
+PROMETHEUS_START = "# HELP fedgft_"
 
 
-def report_names(kind: ReportKind) -> tuple[str, str, str]:
-    """Return the names of the files of a report: HTML, Markdown and JSON."""
+def report_names(kind: ReportKind) -> tuple[str, ...]:
+    """Return the names of the files of a report: HTML, Markdown and JSON; `metrics.prom` last."""
+    if kind == "monitor":
+        return "monitor.html", "monitor.md", "monitor.json", "metrics.prom"
     return "report.html", "report.md", f"{kind}.json"
+
+
+def _write_texts(report: Any, kind: ReportKind) -> tuple[str, ...]:
+    """Return the texts of the files of a report, in the order of `report_names`."""
+    texts = (report.to_html(), report.to_markdown(), report.to_json())
+    return (*texts, report.to_prometheus()) if kind == "monitor" else texts
 
 
 def save_report(
@@ -57,8 +67,8 @@ def check_report_folder(folder: Path, kind: ReportKind, *, field: str) -> None:
         The argument or option that names the folder, for error messages.
     """
     mark = f"<!-- fedgft {kind} -->"
-    starts = (f"<!doctype html>\n{mark}", mark, f'{{\n  "format": "fedgft-{kind}')
-    for name, start in zip(report_names(kind), starts, strict=True):
+    starts = (f"<!doctype html>\n{mark}", mark, f'{{\n  "format": "fedgft-{kind}', PROMETHEUS_START)
+    for name, start in zip(report_names(kind), starts, strict=False):
         path = folder / name
         refuse_link(path, f"`{field}`")
         is_ours = path.is_file() and path.read_bytes().startswith(start.encode())
@@ -74,7 +84,7 @@ def write_report(
 
     See `save_report` for the parameters.
     """
-    texts = (report.to_html(), report.to_markdown(), report.to_json())
+    texts = _write_texts(report, kind)
     for name, text in zip(report_names(kind), texts, strict=True):
         path = folder / name
         if not overwrite and path.exists() and path.read_bytes() != text.encode():

@@ -16,7 +16,9 @@ from fedgft.validation import check_instance
 
 MAX_BYTES = 64 * 2**20  # largest size of a file
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")  # of files with rows
-REPORT_PREFIXES = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
+REPORT_PREFIXES = tuple(
+    b'{\n  "format": "fedgft-' + kind for kind in (b"audit", b"comparison", b"monitor")
+)
 RULE_PREFIX = b'{\n  "format": "fedgft-rule'
 
 
@@ -133,6 +135,26 @@ def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
     if not found:
         text = "name the files of sums that the sites made with `fedgft measure`"
         raise FedgftError(text, kind="missing")
+    return found
+
+
+def find_nested_files(folder: Path) -> list[Path]:
+    """Return the files of sites in a folder and in the folders inside it, sorted.
+
+    Reports and rules of `fedgft` are left out, and hidden files and folders.
+    """
+    if not folder.is_dir():
+        _refuse_table(folder)
+        problem = (
+            "is a file; name the folder that it is in" if folder.exists() else "no such folder"
+        )
+        raise FedgftError(f"{folder}: {problem}", kind="file")
+    inside = (path for path in sorted(folder.rglob("*.json")) if path.is_file())
+    visible = (p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts))
+    found = [path for path in visible if not is_report(path) and not _is_rule(path)]
+    if not found:
+        text = f"{folder}: holds no files of sums; `fedgft measure --date 2026-03-31` makes them"
+        raise FedgftError(text, kind="file")
     return found
 
 

@@ -122,11 +122,11 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     groups = summary["groups"]
     if short:
         for title, view in views_of(summary).items():
-            yield _choose_columns(_gap_table(summary, view, title), SHORT_GAP_COLUMNS)
+            yield choose_columns(_gap_table(summary, view, title), SHORT_GAP_COLUMNS)
         if summary["given"] is not None:
             yield from list_strata_tables(summary["given"], short=True)
         yield _shorten_rates(summary, _rate_table(summary, groups))
-        yield _choose_columns(_site_table(summary, MAX_SITES_ON_TERMINAL), SHORT_SITE_COLUMNS)
+        yield choose_columns(_site_table(summary, MAX_SITES_ON_TERMINAL), SHORT_SITE_COLUMNS)
         yield from _threshold_tables(summary)
         return
     for title, view in {groups: summary, **summary["attributes"]}.items():
@@ -144,7 +144,7 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     yield from _area_tables(summary)
 
 
-def _choose_columns(table: Table, names: Sequence[str]) -> Table:
+def choose_columns(table: Table, names: Sequence[str]) -> Table:
     """Return the table with these columns only."""
     kept = [table.header.index(name) for name in names]
     rows = tuple(tuple(row[i] for i in kept) for row in table.rows)

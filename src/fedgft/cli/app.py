@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (
     "Exit codes: 0 success, 2 invalid input (one line says what to fix), 3 a gap above "
-    "--fail-above, 4 a missed target (with --strict), 130 interrupted."
+    "--fail-above or an alarm of monitor, 4 a missed target (with --strict), 130 interrupted."
 )
 
 
@@ -50,6 +50,8 @@ COMMANDS = {  # heading -> command -> first sentence of its docstring, or the he
         "at the site.",
         "audit": "Combine the sums of all sites into gaps with intervals, each site's share, and "
         "a report.",
+        "monitor": "Follow gaps over time from dated files of sites; an alarm ends with exit code "
+        "3.",
         "adjust": "Find the best fair decision rule for a finished model, from the sums of all "
         "sites.",
         "decide": "Decide about the people of a table by a rule: adds the column decision.",
