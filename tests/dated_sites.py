@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-import fedgft
 from fedgft.site_sums import MeasurementSpec, SiteSums, SiteTables
 
 SITES = ("north", "south", "east")
 
 
-def month_ends(months: int, year: int = 2023) -> list[str]:
+def month_ends(months: int, year: int = 2015) -> list[str]:
     """The last days of months, from January on."""
     out = []
     for k in range(months):
@@ -67,10 +66,7 @@ def draw_history(
             more = change if t >= at and site in (None, name) else 0.0
             counts = {}
             base = 0.40 + 0.03 * k
-            for group, n, rate in (
-                ("f", women, base),
-                ("m", rows - women, base + gap + more),
-            ):
+            for group, n, rate in (("f", women, base), ("m", rows - women, base + gap + more)):
                 positive = int(generator.binomial(n, 0.5))
                 parts = []
                 for size in (n - positive, positive):

@@ -330,8 +330,9 @@ class Report:
         Names and texts about the report, and the input files with their SHA-256.
     definitions, limits
         Words with their meaning, and what the report cannot say.
-    facts_title, without_figures
-        The heading of the facts, and where the numbers of the figures are without JavaScript.
+    facts_title, limits_title, without_figures
+        The headings of the facts and the limits, and where the numbers of the figures are for
+        readers without JavaScript.
     """
 
     mark: str
@@ -352,6 +353,7 @@ class Report:
     definitions: Sequence[tuple[str, str]] = ()
     limits: Sequence[str] = ()
     facts_title: str = "About this audit"
+    limits_title: str = LIMITS_TITLE
     without_figures: str = (
         "The tables below hold rates and gaps; curves and other thresholds are in audit.json."
     )
@@ -374,7 +376,7 @@ class Report:
         ]
         lines += [table.markdown() for table in self.tables]
         lines += _list_in_markdown("Definitions", _join_terms(self.definitions))
-        lines += _list_in_markdown(LIMITS_TITLE, map(escape_markdown, self.limits))
+        lines += _list_in_markdown(self.limits_title, map(escape_markdown, self.limits))
         return "\n".join([*lines, escape_markdown(self.foot)]) + "\n"
 
     def to_html(self) -> str:
@@ -390,7 +392,6 @@ class Report:
         return render(
             "audit.html",
             report=self,
-            limits_title=LIMITS_TITLE,
             script=script,
             script_digest=digest,
             version=version("fedgft"),

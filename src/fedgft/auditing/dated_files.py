@@ -132,7 +132,7 @@ class FolderReader:
         self.differs_from_name += bool(stated) and named not in (None, date)
         if date > self.today:
             text = f"{printable(where)}: is dated {date}, which is in the future; correct its date"
-            raise FedgftError(text, field="date", kind="data")
+            raise FedgftError(text, kind="data")
         slim = replace(sums, histogram={}, bin_error={})  # decisions need no histograms
         return DatedSums(slim, date, printable(where))
 
@@ -217,7 +217,6 @@ def _find_version(parts: Sequence[DatedSums], label: str) -> str:
             raise FedgftError(
                 f"{first.where} and {part.where}: model versions {first.version!r} and "
                 f"{part.version!r} in one period, {label}; a shorter `period` separates them",
-                field="model_version",
                 kind="conflict",
             )
     return stated[0].version if stated else ""
@@ -233,7 +232,6 @@ def _refuse_returning_versions(periods: Sequence[PeriodSums]) -> None:
             raise FedgftError(
                 f"{period.label}: model version {period.version!r} comes back after "
                 f"{between.version!r} ({between.label}); correct the dates, or give it a new name",
-                field="model_version",
                 kind="conflict",
             )
 

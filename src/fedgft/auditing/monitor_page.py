@@ -1,5 +1,6 @@
 """The page of a `Monitor`: its sentences, tables and charts."""
 
+import datetime
 import json
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -337,12 +338,25 @@ def _draw_gaps(found: "Monitor") -> dict[str, Any]:
                 row[key] = _percent(getattr(gap, key))
             rows.append(row)
     marks = [
-        {"metric": c.metric, "date": dates[c.period], "kind": c.kind, "text": _mark_text(found, c)}
-        for c in found.changes
+        {
+            "metric": change.metric,
+            "date": _find_middle(found, change),
+            "kind": change.kind,
+            "text": _mark_text(found, change),
+        }
+        for change in found.changes
     ]
     limits = [{"metric": name, "limit": 100 * limit} for name, limit in found.limits.items()]
     spec["datasets"] = {"gaps": rows, "changes": marks, "limits": limits}
     return spec
+
+
+def _find_middle(found: "Monitor", change: "GapChange") -> str:
+    """Return the time in the middle between the last period before a change and the first after."""
+    at = next(t for t, period in enumerate(found.periods) if period.label == change.period)
+    before, after = found.periods[at - 1].date, found.periods[at].date
+    start = datetime.datetime.combine(before, datetime.time(), datetime.UTC)
+    return (start + (after - before) / 2).isoformat()
 
 
 def _mark_text(found: "Monitor", change: "GapChange") -> str:
@@ -403,6 +417,7 @@ def make_monitor_report(found: "Monitor") -> Report:
         byline=f"{span} · {format_count(len(found.periods), 'period')}",
         state="exceeds" if found.alarms else "within" if below else "",
         facts_title="About this history",
+        limits_title="What this page can and cannot tell you",
         without_figures="The tables below hold all of their numbers.",
         facts=[
             ("Periods", f"{len(found.periods):,}: {span}"),

@@ -374,7 +374,9 @@ def _list_alarms(
                 yield Alarm(name, "not estimable", periods[-1].label, text)
             elif gap.band_low > limit:
                 text = f"{title}: the average gap since {gap.since} is at least "
-                text += f"{100 * gap.band_low:.1f} points, above the limit of {100 * limit:g} points"
+                text += (
+                    f"{100 * gap.band_low:.1f} points, above the limit of {100 * limit:g} points"
+                )
                 yield Alarm(name, "limit", periods[-1].label, text)
         for change in history.changes:
             if change.direction == "larger" and change.found_in in recent:
@@ -387,9 +389,9 @@ def _describe_growth(change: GapChange) -> str:
     first, second = change.pair
     when = "from" if change.kind == "found" else "with the new model, from"
     return (
-        f"{CATALOG[change.metric].title.capitalize()}: {when} {change.period} on, the gap between {first} and "
-        f"{second} is larger: {100 * change.before:.1f} before, {100 * change.after:.1f} points "
-        f"after (change {100 * change.low:+.1f} to {100 * change.high:+.1f})"
+        f"{CATALOG[change.metric].title.capitalize()}: {when} {change.period} on, the gap between "
+        f"{first} and {second} is larger: {100 * change.before:.1f} before, "
+        f"{100 * change.after:.1f} points after (change {100 * change.low:+.1f} to {100 * change.high:+.1f})"
     )
 
 
@@ -406,7 +408,7 @@ def _list_warnings(periods: Sequence[Period], title: str) -> Iterator[str]:
     if lacking:
         yield f"No gap by {title} is estimable in {join_names(lacking)}."
     if not any(period.version for period in periods):
-        yield "The files state no version of the model (`measure` takes model_version)."
+        yield "The files state no version of the model."
 
 
 def _change_to_dict(change: GapChange) -> dict[str, Any]:
