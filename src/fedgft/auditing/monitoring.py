@@ -37,7 +37,7 @@ from fedgft.auditing.report_files import save_report
 from fedgft.auditing.summary import as_count, to_plain
 from fedgft.auditing.verdicts import check_gaps
 from fedgft.errors import FedgftError
-from fedgft.formatting import Report, Table, Verdict, join_names
+from fedgft.formatting import Report, Table, Verdict, format_interval, format_points, join_names
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.catalog import resolve_name
 from fedgft.site_sums import SiteSums
@@ -387,11 +387,13 @@ def _list_alarms(
 def _describe_growth(change: GapChange) -> str:
     """Return what a change that raises an alarm is, in a sentence."""
     first, second = change.pair
+    title = CATALOG[change.metric].title.capitalize()
     when = "from" if change.kind == "found" else "with the new model, from"
+    before, after = (format_points(x) for x in (change.before, change.after))
+    interval = format_interval(change.low, change.high, sign="+")
     return (
-        f"{CATALOG[change.metric].title.capitalize()}: {when} {change.period} on, the gap between "
-        f"{first} and {second} is larger: {100 * change.before:.1f} before, "
-        f"{100 * change.after:.1f} points after (change {100 * change.low:+.1f} to {100 * change.high:+.1f})"
+        f"{title}: {when} {change.period} on, the gap between {first} and {second} is larger: "
+        f"{before} before, {after} points after (change {interval})"
     )
 
 
