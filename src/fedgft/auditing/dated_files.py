@@ -22,7 +22,7 @@ from fedgft.validation import check_instance, format_value
 
 PeriodKind = Literal["date", "week", "month", "quarter", "year"]
 DATE_IN_NAME = re.compile(r"(?<!\d)(\d{4})([-_.]?)(\d{2})(?:\2(\d{2}))?(?!\d)", re.ASCII)
-MEASURE_AGAIN = "measure it with `date`, or put the date into its name, as in north-2026-01-31.json"
+ADD_DATE = "measure it with its date, or put the date into its name, as in north-2026-01-31.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +124,8 @@ class FolderReader:
         stated = sums.require_spec().date.rpartition("/")[2]
         named = find_date(name)
         if not stated and named is None:
-            text = f"{printable(where)}: has no date; {MEASURE_AGAIN}"
-            raise FedgftError(text, field="date", kind="missing")
+            text = f"{printable(where)}: has no date; {ADD_DATE}"
+            raise FedgftError(text, kind="missing")
         date = datetime.date.fromisoformat(stated) if stated else named
         assert date is not None
         self.dated_by_name += not stated

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedgft.auditing.change_points import LEVEL
 from fedgft.auditing.dated_files import (
@@ -40,8 +40,13 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import Report, Table, Verdict, format_interval, format_points, join_names
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.catalog import resolve_name
-from fedgft.site_sums import SiteSums
+from fedgft.site_sums import COUNT, SiteSums
 from fedgft.validation import check_choice, check_name_list, format_value
+
+if TYPE_CHECKING:
+    Source = str | Path | Iterable[SiteSums]
+else:  # `monitor` checks what it gets
+    Source = Any
 
 MONITOR_FORMAT = "fedgft-monitor-1"
 DEFAULT_METRICS = ("sp", "eop")
@@ -219,7 +224,7 @@ class Monitor:
 
 
 def monitor(
-    source: str | Path | Iterable[SiteSums],
+    source: Source,
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     by: str | None = None,
@@ -324,7 +329,7 @@ def _follow(
         name: trace_metric(get_metric(name), views, sites, labels, new, level=level)
         for name in metrics
     }
-    rows = [pool.tables[..., 0].sum((1, 2, 3)) for pool in pools]
+    rows = [pool.tables[..., COUNT].sum((1, 2, 3)) for pool in pools]
     periods = [
         Period(
             part.label,
@@ -402,10 +407,11 @@ def _list_warnings(periods: Sequence[Period], title: str) -> Iterator[str]:
     if len(periods) == 1:
         yield "There is one period: changes can be found from the second on."
     for period in periods:
-        for sites, what in ((period.appeared, "appeared"), (period.left, "are missing")):
-            if sites:
-                verb = what if len(sites) > 1 else what.replace("are", "is")
-                yield f"{period.label}: {join_names(list(sites))} {verb}."
+        if period.appeared:
+            yield f"{period.label}: {join_names(period.appeared)} appeared."
+        if period.left:
+            verb = "is" if len(period.left) == 1 else "are"
+            yield f"{period.label}: {join_names(period.left)} {verb} missing."
     lacking = [p.label for p in periods if all(gap.gap is None for gap in p.gaps.values())]
     if lacking:
         yield f"No gap by {title} is estimable in {join_names(lacking)}."

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from fedgft.cli.audit import EXIT_EXCEEDED, parse_limits, publish_report
 from fedgft.cli.console import bar, say
-from fedgft.cli.options import Flag, Place, Some, require_values, split_columns
+from fedgft.cli.options import Flag, Place, Some, require, require_values, split_columns
 from fedgft.errors import FedgftError, LazyModule
 
 # Loaded when the command runs, so that help is printed at once.
@@ -67,13 +67,15 @@ def monitor(
     if folder is None:
         text = "`folder` is missing: the folder with the dated files of the sites"
         raise FedgftError(text, kind="missing")
+    names = split_columns(metrics or ())
+    require(names or metrics is None, "`metrics` needs a value", kind="missing")
     limits = parse_limits("fail_above", fail_above or ())
     if out is not None:
         report_files.check_report_folder(Path(out), "monitor", field="out")
     with bar() as progress:
         found = monitoring.monitor(
             folder,
-            metrics=split_columns(metrics or ()) or monitoring.DEFAULT_METRICS,
+            metrics=names or monitoring.DEFAULT_METRICS,
             by=by,
             period=period,
             fail_above=limits,
