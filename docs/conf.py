@@ -69,6 +69,7 @@ MENU = {
         "install",
         "audit",
         "weights",
+        "monitoring",
         "rules",
         "train",
         "trees",

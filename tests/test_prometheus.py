@@ -71,12 +71,12 @@ def test_the_numbers_are_those_of_the_last_period():
     numbers = parse(found.to_prometheus())
     gap = found.periods[-1].gaps["sp"]
     here = label(metric="sp", groups="sex")
-    assert numbers["fedgft_gap"][here] == gap.gap
-    assert numbers["fedgft_gap_low"][here] == gap.low
-    assert numbers["fedgft_gap_high"][here] == gap.high
-    assert numbers["fedgft_gap_band_low"][here] == gap.band_low
-    assert numbers["fedgft_gap_band_high"][here] == gap.band_high
-    assert numbers["fedgft_gap_average"][here] == gap.average
+    assert numbers["fedgft_gap"][here] == pytest.approx(gap.gap, abs=1e-9)
+    assert numbers["fedgft_gap_low"][here] == pytest.approx(gap.low, abs=1e-9)
+    assert numbers["fedgft_gap_high"][here] == pytest.approx(gap.high, abs=1e-9)
+    assert numbers["fedgft_gap_band_low"][here] == pytest.approx(gap.band_low, abs=1e-9)
+    assert numbers["fedgft_gap_band_high"][here] == pytest.approx(gap.band_high, abs=1e-9)
+    assert numbers["fedgft_gap_average"][here] == pytest.approx(gap.average, abs=1e-9)
     assert numbers["fedgft_gap_limit"] == {label(metric="sp"): 0.03}
     assert numbers["fedgft_alarm"][label(metric="sp", kind="limit")] == 1
     assert numbers["fedgft_alarm"][label(metric="eop", kind="limit")] == 0

@@ -58,7 +58,7 @@ def _write_sample(name: str, sample: Sample) -> str:
         for label, text in sample.labels.items()
     )
     labels = ",".join(quoted)
-    number = str(int(value)) if value == int(value) else repr(float(value))
+    number = str(int(value)) if value == int(value) else repr(round(float(value), 9))
     return f"{name}{{{labels}}} {number}" if labels else f"{name} {number}"
 
 
