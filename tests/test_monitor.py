@@ -413,3 +413,69 @@ def test_one_period_says_that_changes_need_two(tmp_path, capsys):
     code, _, error = run(capsys, "monitor", tmp_path)
     assert code == 0
     assert "one period" in error
+
+
+# Weights, strata, randomized groups and withheld counts
+
+
+def measure_rows(seed: int, date: str, **more) -> fedgft.SiteSums:
+    generator = np.random.default_rng(seed)
+    sex = generator.choice(["f", "m"], 4000)
+    y = generator.integers(0, 2, 4000)
+    d = (generator.random(4000) < 0.4 + 0.1 * (sex == "m")).astype(int)
+    return fedgft.measure(y, d, sensitive_features={"sex": sex}, site="a", date=date, **more)
+
+
+def test_rows_of_equal_weight_are_rows_without_weights():
+    plain = monitor([measure_rows(t, day) for t, day in enumerate(month_ends(3))])
+    weights = np.full(4000, 2.5)
+    parts = [measure_rows(t, day, sample_weight=weights) for t, day in enumerate(month_ends(3))]
+    weighted = monitor(parts)
+    for one, other in zip(plain.periods, weighted.periods, strict=True):
+        assert one.rows == other.rows == 4000
+        a, b = one.gaps["sp"], other.gaps["sp"]
+        assert (a.gap, a.average) == pytest.approx((b.gap, b.average))
+        assert (a.band_low, a.band_high) == pytest.approx((b.band_low, b.band_high))
+
+
+def test_unequal_weights_widen_the_band():
+    weights = np.random.default_rng(0).exponential(1.0, 4000)
+    plain = monitor([measure_rows(0, "2020-01-31")]).periods[0].gaps["sp"]
+    found = monitor([measure_rows(0, "2020-01-31", sample_weight=weights)]).periods[0].gaps["sp"]
+    ratio = (found.band_high - found.band_low) / (plain.band_high - plain.band_low)
+    assert 1.25 < ratio < 1.6  # the effective number is half of the rows
+
+
+def test_withheld_counts_and_noise_widen_the_band():
+    plain = monitor([measure_rows(0, "2020-01-31")]).periods[0].gaps["sp"]
+    for more in ({"min_cell": 450}, {"epsilon": 0.02, "values": {"sex": ("f", "m")}}):
+        found = monitor([measure_rows(0, "2020-01-31", **more)]).periods[0].gaps["sp"]
+        assert found.band_high - found.band_low > 1.05 * (plain.band_high - plain.band_low), more
+
+
+def test_a_period_without_rows_of_the_column_is_named():
+    nobody = make_sums({"f": (0, 0, 0, 0)}, site="a", date="2020-01-31")
+    with pytest.raises(fedgft.FedgftError, match="2020-01-31: "):
+        monitor([nobody])
+
+
+def test_randomized_groups_are_corrected_and_widen_the_band():
+    plain = monitor([measure_rows(0, "2020-01-31")]).periods[0].gaps["sp"]
+    generator = np.random.default_rng(1)
+    sex = np.random.default_rng(0).choice(["f", "m"], 4000)
+    told = np.where(generator.random(4000) < np.e / (np.e + 1), sex, np.where(sex == "f", "m", "f"))
+    decisions = np.random.default_rng(2).random(4000) < 0.4 + 0.1 * (sex == "m")
+    sums = fedgft.measure(
+        generator.integers(0, 2, 4000),
+        decisions.astype(int),
+        sensitive_features={"sex": told},
+        values={"sex": ("f", "m")},
+        randomized_groups=1.0,
+        site="a",
+        date="2020-01-31",
+    )
+    gap = monitor([sums]).periods[0].gaps["sp"]
+    assert gap.band_high - gap.band_low > 1.5 * (plain.band_high - plain.band_low)
+    series_gap = fedgft.audit(sums).gaps["sp"]
+    usual = (series_gap.high - series_gap.low) / 2 / 1.96
+    assert (gap.band_high - gap.average) > 3 * usual  # the covariance of the groups is counted

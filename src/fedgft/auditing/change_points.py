@@ -44,18 +44,22 @@ class RateSeries:
     Parameters
     ----------
     rate, rows
-        (period, condition, group): the rates and the numbers of rows in their denominators; NaN
-        and 0 where the group has too few rows to be compared.
+        (period, condition, group): the rates and the numbers of rows in their denominators, which
+        are effective numbers if rows have weights; NaN and 0 where the group has too few rows.
     noise
         (period, condition, group): the variance of noise that was added for privacy.
     slack
         (period, condition, group): how far a rate may be off because counts are withheld.
+    correlation
+        (period, condition, pair): the correlations of the rates of two groups, which are not 0 if
+        groups were randomized. None: they are all 0.
     """
 
     rate: np.ndarray
     rows: np.ndarray
     noise: np.ndarray
     slack: np.ndarray
+    correlation: np.ndarray | None = None
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -75,13 +79,19 @@ class RateSeries:
         total = rows.sum(0)
         pooled = ((rate * rows).sum(0) + 0.5) / (total + 1)
         safe = np.where(known, rows, 1.0)
-        variance = np.maximum(pooled * (1 - pooled) / safe + self.noise[within], MIN_VARIANCE)
+        sampling = np.maximum(pooled * (1 - pooled) / safe, MIN_VARIANCE)
         i, j = self.pairs
         both = known[..., i] & known[..., j]
+        variance = sampling[..., i] + sampling[..., j]
+        if self.correlation is not None:
+            common = np.sqrt(sampling[..., i] * sampling[..., j])
+            variance = variance - 2 * self.correlation[within] * common
+        noise = self.noise[within]
+        variance = np.maximum(variance, MIN_VARIANCE) + noise[..., i] + noise[..., j]
         shape = (stop - start, -1)
         return Differences(
             (rate[..., i] - rate[..., j]).reshape(shape),
-            np.where(both, 1 / (variance[..., i] + variance[..., j]), 0.0).reshape(shape),
+            np.where(both, 1 / variance, 0.0).reshape(shape),
             np.where(both, self.slack[within][..., i] + self.slack[within][..., j], 0.0).reshape(
                 shape
             ),
@@ -112,7 +122,25 @@ def stack_rates(periods: list[Rates | None], positions: list[list[int]], groups:
         rows[t][:, places] = np.where(valid, rates.n_min, 0.0)
         noise[t][:, places] = np.where(valid, np.nan_to_num(rates.variance), 0.0)
         slack[t][:, places] = np.where(valid, (rates.rate_max - rates.rate_min) / 2, 0.0)
-    return RateSeries(rate, rows, noise, slack)
+    return RateSeries(rate, rows, noise, slack, _stack_correlations(periods, positions, shape))
+
+
+def _stack_correlations(
+    periods: list[Rates | None], positions: list[list[int]], shape: tuple[int, int, int]
+) -> np.ndarray | None:
+    """Return the correlations (period, condition, pair) of the rates; None if they are all 0."""
+    if all(rates is None or rates.covariance is None for rates in periods):
+        return None
+    groups = shape[-1]
+    out = np.zeros((*shape, groups))
+    for t, (rates, places) in enumerate(zip(periods, positions, strict=True)):
+        if rates is not None and rates.covariance is not None:
+            i, j = np.triu_indices(len(places), 1)
+            at = np.array(places)
+            found = rates.correlation(i, j)
+            out[t][:, at[i], at[j]] = found
+            out[t][:, at[j], at[i]] = found
+    return out[..., *np.triu_indices(groups, 1)]
 
 
 @dataclass(frozen=True, eq=False)

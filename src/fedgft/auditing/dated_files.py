@@ -133,7 +133,9 @@ class FolderReader:
         if date > self.today:
             text = f"{printable(where)}: is dated {date}, which is in the future; correct its date"
             raise FedgftError(text, kind="data")
-        slim = replace(sums, histogram={}, bin_error={})  # decisions need no histograms
+        slim = replace(
+            sums, histogram={}, bin_error={}, bin_rows={}
+        )  # decisions need no histograms
         return DatedSums(slim, date, printable(where))
 
 

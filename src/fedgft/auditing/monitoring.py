@@ -32,7 +32,7 @@ from fedgft.auditing.monitor_page import (
 )
 from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.prometheus import list_gauges, write_gauges
-from fedgft.auditing.rates import View, list_views, pool_sites
+from fedgft.auditing.rates import Pool, View, list_views, pool_sites
 from fedgft.auditing.report_files import save_report
 from fedgft.auditing.summary import as_count, to_plain
 from fedgft.auditing.verdicts import check_gaps
@@ -40,7 +40,7 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import Report, Table, Verdict, format_interval, format_points, join_names
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.catalog import resolve_name
-from fedgft.site_sums import COUNT, SiteSums
+from fedgft.site_sums import COUNT, ROWS, SiteSums
 from fedgft.validation import check_choice, check_name_list, format_value
 
 if TYPE_CHECKING:
@@ -318,8 +318,8 @@ def _follow(
     notes: list[str],
 ) -> Monitor:
     """Compute everything from the sums of each period."""
-    pools = [pool_sites(part.sums) for part in parts]
-    title, views = _choose_views([list_views(pool) for pool in pools], by)
+    pools, all_views = zip(*map(_pool_period, parts), strict=True)
+    title, views = _choose_views(all_views, by)
     sites = [pool.sites for pool in pools]
     labels = [part.label for part in parts]
     versions = [part.version for part in parts]
@@ -329,7 +329,9 @@ def _follow(
         name: trace_metric(get_metric(name), views, sites, labels, new, level=level)
         for name in metrics
     }
-    rows = [pool.tables[..., COUNT].sum((1, 2, 3)) for pool in pools]
+    rows = [
+        pool.tables[..., ROWS if pool.spec.counts_rows else COUNT].sum((1, 2, 3)) for pool in pools
+    ]
     periods = [
         Period(
             part.label,
@@ -348,6 +350,15 @@ def _follow(
     alarms = list(_list_alarms(periods, histories, limits, since))
     warnings = [*_list_warnings(periods, title), *notes]
     return Monitor(title, metrics, periods, changes, alarms, limits, warnings)
+
+
+def _pool_period(part: PeriodSums) -> tuple[Pool, tuple[View, ...]]:
+    """Return the sums of a period as arrays, and its views; errors name the period."""
+    try:
+        pool = pool_sites(part.sums)
+        return pool, list_views(pool)
+    except FedgftError as error:
+        raise FedgftError(f"{part.label}: {error}", kind=error.kind) from None
 
 
 def _choose_views(
