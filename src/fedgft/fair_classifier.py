@@ -215,8 +215,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         alpha
             How rows are dealt to simulated clients: small is heterogeneous.
         sample_weight
-            (n,) Weights of the rows; see `fedgft.data.partition.repeat_rows`. `audit_` counts
-            every row once.
+            (n,) Weights of the rows, relative to each other: a row of weight 2 counts as two equal
+            rows, in training and in the gaps that training measures. `audit_` counts every row
+            once.
 
         Returns
         -------
@@ -266,6 +267,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             client_names=client_names,
             encoder=encoder,
             notes=(*notes, *groups.notes),
+            weights=weights,
         )
         check_choice("method", self.method, tuple(METHODS))
         self._check_postprocess(class_names)
@@ -279,7 +281,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             clients=number,
             kind=kind,
             model=self.model,
-            weights=weights,
         )
         result = self._train(study, alpha, fair=sensitive_features is not None)
         self.classes_ = classes

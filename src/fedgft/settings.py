@@ -203,6 +203,11 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         ),
         "client": Setting(str, "The column with the client of each row (celeba: identity)"),
         "split": Setting(str, "The column that assigns each row to train or test"),
+        "weight": Setting(
+            str,
+            "The column that says how much each row counts, such as a survey weight: in training "
+            "and in every measurement",
+        ),
         "positive": Setting(
             str,
             "The positive one of two labels",

@@ -35,9 +35,10 @@ class Sums:
     """Sums over rows by label (axis `c`) and group (axis `k`).
 
     The last entry of the group axis holds the rows whose group is not recorded. Every metric of the
-    catalog, soft (of scores) and hard (of decisions), is computed from these sums. Law: `Sums.of`
-    of a union of rows is the sum of the `Sums.of` of its parts. All arrays may have the same
-    leading axes, such as runs or clients.
+    catalog, soft (of scores) and hard (of decisions), is computed from these sums. Where rows have
+    weights, all three are sums of weights times values. Law: `Sums.of` of a union of rows is the sum
+    of the `Sums.of` of its parts. All arrays may have the same leading axes, such as runs or
+    clients.
     """
 
     count: np.ndarray  # (..., c, k)
@@ -45,7 +46,15 @@ class Sums:
     decision: np.ndarray  # (..., c, k, c): how often each class was chosen
 
     @classmethod
-    def of(cls, probs: Probs, labels: Index, groups: Index, *, num_groups: int) -> "Sums":
+    def of(
+        cls,
+        probs: Probs,
+        labels: Index,
+        groups: Index,
+        *,
+        num_groups: int,
+        weights: np.ndarray | None = None,
+    ) -> "Sums":
         """Sum over rows.
 
         Parameters
@@ -58,6 +67,8 @@ class Sums:
             (n,): the index of each row's group, or -1 where it is not recorded.
         num_groups
             The number of groups g; the sums have k = g + 1 entries.
+        weights
+            (n,): how much each row counts; None: 1.
         """
         probs = _check_probabilities(probs)
         rows, classes = probs.shape
@@ -69,6 +80,8 @@ class Sums:
 
         def total(values: np.ndarray) -> np.ndarray:
             out = np.zeros((classes, num_groups + 1, *values.shape[1:]))
+            if weights is not None:
+                values = values * weights.reshape(-1, *[1] * (values.ndim - 1))
             np.add.at(out, (labels, groups), values)  # -1 is the last entry
             return out
 

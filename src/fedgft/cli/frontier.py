@@ -169,6 +169,8 @@ def _usable_methods(
         usable.remove(name)
     post_processing.check_rules(study, metric, usable)
     if references:
+        is_plain = study.dataset.row_weights is None
+        require(is_plain, "`references` count rows, and these have weights", kind="conflict")
         tradeoff.check_fairlearn(metric, len(study.dataset.classes))
     return usable
 

@@ -34,7 +34,7 @@ from fedgft.study.cache import Checkpoints
 from fedgft.study.post_processing import RULE_METHODS
 from fedgft.study.protocol import contradiction, empty_groups, without_groups
 
-COLUMN_ROLES = ("label", "group", "client", "split", "positive")
+COLUMN_ROLES = ("label", "group", "client", "split", "positive", "weight")
 COLUMN_LISTS = ("group", "leave_out", "keep", "categorical")
 FEATURE_OPTIONS = (
     "leave_out",
@@ -202,7 +202,8 @@ def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
     roles = {name: getattr(options, name) for name in COLUMN_ROLES} | _read_columns(options)
     if options.images is None:
         return load(options.data, **roles, on_progress=on_fetch)
-    options.refuse(FEATURE_OPTIONS, " is for tables; images have pixels only")
+    options.refuse((*FEATURE_OPTIONS, "weight"), " is for tables; images have pixels only")
+    roles.pop("weight")
     how: dict[str, Any] = {
         "size": 64 if options.size is None else options.size,
         "crop": options.crop,

@@ -282,6 +282,7 @@ def load(
     keep: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
+    weight: str | None = None,
     folder: str | Path | None = None,
     year: int | None = None,
     states: str | Sequence[str] = (),
@@ -320,6 +321,10 @@ def load(
     missing
         Values that mean missing in any column, such as ["?"]; none by default besides empty cells,
         NA and N/A of a CSV, and None and NaN of a table.
+    weight
+        The column that says how much each row counts, in training and in every measurement: numbers
+        of at least 0, such as survey weights. It is not a feature. None (default): all rows count
+        the same.
     folder
         The folder with your own copies of a public data set's files; None (default): the
         environment variable FEDGFT_DATA, or a download.
@@ -369,6 +374,7 @@ def load(
     roles |= {"keep": tuple(check_column_names("keep", keep)), "keep_group": keep_group}
     roles["categorical"] = tuple(check_column_names("categorical", categorical))
     roles["missing"] = tuple(check_column_names("missing", missing))
+    roles["weight"] = weight
     if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
         if len(data) > 1:
             return _load_several(data, roles)
@@ -436,6 +442,9 @@ def _load_public(
 
 def _refuse_roles(name: str, roles: Mapping[str, Any]) -> None:
     """Refuse roles of columns for a data set whose roles are known."""
+    if roles.get("weight") is not None:
+        text = f"`weight`: the data set '{name}' has no column of weights; name a table that has one"
+        raise FedgftError(text, kind="conflict")
     for role, value in roles.items():
         if value not in (None, (), False):
             raise FedgftError(f"`{role}`: the data set '{name}' has its own", kind="conflict")

@@ -43,6 +43,7 @@ from fedgft.data.features import (
     LABEL,
     LEFT_OUT,
     SPLIT,
+    WEIGHT,
     Excluded,
     describe_excluded,
     exclude_columns,
@@ -110,6 +111,8 @@ class Roles:
         Columns of numbers that are codes: each code becomes a category.
     missing
         Values that mean missing in any column, such as "?".
+    weight
+        The column that says how much a row counts.
     """
 
     label: str
@@ -122,13 +125,14 @@ class Roles:
     keep: Sequence[str] = ()
     categorical: Sequence[str] = ()
     missing: Sequence[str] = ()
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         check_column_names("group", self.group)
         for name in ("leave_out", "keep", "categorical", "missing"):
             object.__setattr__(self, name, check_column_names(name, getattr(self, name)))
         check_instance("keep_group", self.keep_group, bool)
-        for name in ("label", "client", "split"):
+        for name in ("label", "client", "split", "weight"):
             if name == "label" or getattr(self, name) is not None:
                 check_instance(name, getattr(self, name), str, "it is the name of a column")
         if self.positive is not None and not isinstance(self.positive, str | int | np.generic):
@@ -139,7 +143,7 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
     """Check that every named column exists and has one role; a group may also be the client."""
     groups = split_group_columns(roles.group, frame.columns)
     named = [("label", roles.label), *(("group", name) for name in groups)]
-    named += [("client", roles.client), ("split", roles.split)]
+    named += [("client", roles.client), ("split", roles.split), ("weight", roles.weight)]
     taken: dict[str, str] = {}
     for role, name in named:
         if name is None:
@@ -341,6 +345,27 @@ def read_test_rows(frame: pl.DataFrame, roles: Roles, *, source: str) -> np.ndar
     return codes == 1
 
 
+def read_weights(frame: pl.DataFrame, name: str | None, *, source: str) -> np.ndarray | None:
+    """Return how much each row counts, (n,); None if no column says so.
+
+    Numbers must be finite and at least 0, and not all 0.
+    """
+    if name is None:
+        return None
+    series = _get_complete(frame, name, "weight", source=source)
+    column = f"`weight` column '{name}'"
+    if not is_numeric(series):
+        raise data_error(source, f"{column} must hold numbers, not {as_text(series)[0][:40]!r}")
+    values = series.cast(pl.Float64).to_numpy()
+    if (values < 0).any():
+        at = int(np.argmax(values < 0))
+        text = f"{column} must hold numbers of at least 0; row {at + 1:,} has {values[at]:g}"
+        raise data_error(source, text)
+    if not (values > 0).any():
+        raise data_error(source, f"{column} is 0 in all rows: no row counts")
+    return values
+
+
 def load_table(
     path: str | Path,
     *,
@@ -354,6 +379,7 @@ def load_table(
     keep: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
+    weight: str | None = None,
 ) -> Dataset:
     """Read a CSV or Parquet file as a data set.
 
@@ -361,7 +387,7 @@ def load_table(
     ----------
     path
         The file; its ending, .csv or .parquet, determines the format.
-    label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
+    label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing, weight
         The roles of the columns, see `Roles`.
 
     Returns
@@ -372,7 +398,8 @@ def load_table(
     """
     check_path("path", path)
     roles = Roles(
-        label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
+        *(label, group, client, split, positive, leave_out, keep_group, keep, categorical),
+        *(missing, weight),
     )
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
@@ -390,6 +417,7 @@ def load_tables(
     keep: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
+    weight: str | None = None,
 ) -> Dataset:
     """Read several CSV or Parquet files as one data set, with one client per file.
 
@@ -397,7 +425,7 @@ def load_tables(
     ----------
     paths
         The files, all with the same columns. A client has the name of its file without the ending.
-    label, group, split, positive, leave_out, keep_group, keep, categorical, missing
+    label, group, split, positive, leave_out, keep_group, keep, categorical, missing, weight
         The roles of the columns, see `Roles`.
     client
         The column that names the client of a row, in place of its file.
@@ -423,7 +451,8 @@ def load_tables(
         text = f"`data`: two clients would have the name '{repeated}' ({same}): rename a file"
         raise FedgftError(text, field="data")
     roles = Roles(
-        label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
+        *(label, group, client, split, positive, leave_out, keep_group, keep, categorical),
+        *(missing, weight),
     )
     tables = {str(file): _replace_missing(read_frame(file), roles) for file in files}
     first = next(iter(tables.values()))
@@ -738,7 +767,7 @@ def _exclude_columns(
     reasons = {name: NAMES_CLIENT for name in client_columns if name not in given}
     reasons |= dict.fromkeys((name for name in groups if name not in seen), GROUP)
     reasons |= dict.fromkeys(roles.leave_out, LEFT_OUT)
-    named = {roles.label: LABEL, roles.client: CLIENT, roles.split: SPLIT}
+    named = {roles.label: LABEL, roles.client: CLIENT, roles.split: SPLIT, roles.weight: WEIGHT}
     reasons |= {name: why for name, why in named.items() if name is not None}
     keep = frame.columns if prepared else given
     return exclude_columns(frame, reasons, keep, source=source)
@@ -754,6 +783,7 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
     if roles.client is not None:
         column = _get_complete(frame, roles.client, "client", source=source)
         known["clients"], known["client_names"] = factorize(column)
+    known["weights"] = read_weights(frame, roles.weight, source=source)
     return {**known, "test": read_test_rows(frame, roles, source=source)}
 
 

@@ -237,8 +237,8 @@ class ClientUpdates:
         training = LocalTraining(task.gradients * per_step, move)
         of_cohort = self._cohort_vectors(vectors, cohort)
         learned, change = self.clients.correction.learn(of_cohort, cohort, training)
-        total_rows = np.array([len(f.rows) for f in self.clients.index.federations])
-        share = task.units.sizes / total_rows[cohort.run]
+        total = np.array([f.weighted_sizes.sum() for f in self.clients.index.federations])
+        share = task.units.count.sum((1, 2)) / total[cohort.run]
         nothing = 0 * vectors.server
         self.server_change = executor.mix(share, change, nothing, cohort, self.server_change)
         executor.buffers.write(vectors.clients, self.clients.positions(cohort), learned)

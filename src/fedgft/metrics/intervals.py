@@ -103,6 +103,22 @@ def folded(low: Value, high: Value) -> Interval:
     return np.maximum(np.maximum(low, -high), 0.0), np.maximum(high, -low)
 
 
+def effective_counts(statistics: Statistics, squares: Statistics) -> Statistics:
+    """Return weighted statistics with the numbers of equally weighted rows that say as much.
+
+    A rate of n rows with weights w has the variance of a rate of (sum w)^2 / sum w^2 rows that all
+    count the same (Kish 1965), if weights and outcomes are independent. Rates stay as they are.
+
+    Parameters
+    ----------
+    statistics, squares
+        (..., 2, v, g): the sums of weights, and of their squares.
+    """
+    mass = statistics[..., 1:, :, :]
+    total = squares[..., 1:, :, :]
+    return statistics * np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+
+
 def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> Interval:
     """Return the 95% interval of the largest hard gap between two groups, under any condition.
 

@@ -296,6 +296,8 @@ def data_hash(dataset: Dataset) -> str:
             digest.update(np.ascontiguousarray(array[at : at + HASH_ROWS]).data)
     names = (dataset.name, dataset.columns, dataset.classes, dataset.group_names)
     digest.update(json.dumps(names).encode())
+    if dataset.weights is not None:
+        digest.update(b"weights" + dataset.weights.tobytes())
     _data_hashes[dataset] = digest.hexdigest()
     return _data_hashes[dataset]
 

@@ -25,6 +25,7 @@ from fedgft.metrics.functions import (
     selection_rates,
 )
 from fedgft.metrics.intervals import FEW, floor, gap_interval
+from fedgft.metrics.metric import Statistics
 from fedgft.metrics.score_gaps import largest_gap_over_thresholds
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.study.study import Result, Study
@@ -66,7 +67,13 @@ def row(study: Study, result: Result) -> Row:
         **cell_columns(study, result.alpha, result.method, metric),
         "seeds": len(study.seeds),
         **mean_sd(values),
-        **decision_columns(study.dataset, metric, result.client_sums, result.test_sums),
+        **decision_columns(
+            study.dataset,
+            metric,
+            result.client_sums,
+            result.test_sums,
+            counts=result.history.count_decisions(metric),
+        ),
         **_heterogeneity(cell, result),
         "seconds": result.history.seconds,
         "lr": mean_of(result.lr),
@@ -265,14 +272,24 @@ def client_rows(
     keys = result.federations[replicate].keys.tolist()
     table: dict[str, Any] = {
         "client": [names[key] if names else str(key) for key in keys],
-        "rows": map(int, after.rows().tolist()),
+        "rows": result.federations[replicate].sizes.tolist(),
         **{name: map(number, column.tolist()) for name, column in columns.items()},
     }
     return [dict(zip(table, line, strict=True)) for line in zip(*table.values(), strict=True)]
 
 
-def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums) -> Row:
+def decision_columns(
+    data: Dataset,
+    metric: Metric,
+    federation: Sums,
+    test: Sums,
+    *,
+    counts: Statistics | None = None,
+) -> Row:
     """The numbers behind accuracy and gap of decisions. Sums are (replicate, ...).
+
+    `counts`: what intervals and the noise floor are computed from, see `History.count_decisions`;
+    None: the sums over the test rows.
 
     `gap_hard_test_low` and `_high`: the 95% interval, averaged over replicates; None where every
     replicate has fewer than ten rows in some group. `fewest_rows`: the fewest rows behind a rate.
@@ -282,7 +299,7 @@ def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums
     `collapsed`: replicates that give nearly all rows the same class, on the clients' rows.
     `widest`: the groups behind the gap, the one with the higher rate first.
     """
-    decisions = test.statistics(metric, "hard")
+    decisions = test.statistics(metric, "hard") if counts is None else counts
     low, high = gap_interval(metric, decisions, fewest=FEW)
     columns: Row = {
         "gap_hard_test_low": mean_of(low),
@@ -418,8 +435,8 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
     target = float(result.strength[replicate]) if result.has_target else None
     low = high = None
     if kind == "hard":
-        decisions = test.statistics(result.metric, kind)
-        low, high = (number(end) for end in gap_interval(result.metric, decisions, fewest=FEW))
+        counts = result.history.count_decisions(result.metric, replicate)
+        low, high = (number(end) for end in gap_interval(result.metric, counts, fewest=FEW))
     local: Row = {}
     is_reached = target is not None and gap <= target + TARGET_TOLERANCE
     if study.protocol.local_target is not None and result.has_target:

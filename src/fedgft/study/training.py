@@ -175,9 +175,11 @@ class TrainedModel:
         95% interval of its accuracy on test rows.
         """
         last = self.comparison.rows[-1]
-        sums = self.result.test_sums[self.choice.replicate]
+        at = self.choice.replicate
+        sums = self.result.test_sums[at]
         models = {"the saved model": (float(sums.accuracy()), float(constant_accuracy(sums)))}
-        margins = [1.96 * _standard_error(sums), MARGIN]
+        squares = self.result.history.squares
+        margins = [1.96 * _standard_error(sums, squares and squares[at]), MARGIN]
         if last["accuracy"] is not None and last["seeds"] > 1:
             models["the mean over the replicates"] = (last["accuracy"], last["accuracy_constant"])
         for (name, pair), margin in zip(models.items(), margins, strict=False):
@@ -402,10 +404,13 @@ def _describe_excluded(dataset: Dataset) -> str:
     return ", ".join(f"{name} ({why})" for name, why in dataset.excluded)
 
 
-def _standard_error(sums: Sums) -> float:
-    """The standard error of the accuracy on these rows."""
+def _standard_error(sums: Sums, squares: Sums | None) -> float:
+    """The standard error of the accuracy on these rows; `squares`: of their weights, or None."""
     accuracy = float(sums.accuracy())
-    return float(np.sqrt(accuracy * (1 - accuracy) / max(1.0, float(sums.rows()))))
+    rows = float(sums.rows())
+    if squares is not None:
+        rows *= rows / max(float(squares.rows()), 1.0)
+    return float(np.sqrt(accuracy * (1 - accuracy) / max(1.0, rows)))
 
 
 def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:

@@ -235,7 +235,7 @@ def why_not_fused(
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-_stored: WeakKeyDictionary[Dataset, dict[str, tuple[Array, Array]]] = WeakKeyDictionary()
+_stored: WeakKeyDictionary[Dataset, dict[str, tuple[Array, ...]]] = WeakKeyDictionary()
 
 
 def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
@@ -256,10 +256,12 @@ def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
         cell = np.empty(rows + 1, dtype=np.int32)
         cell[:rows] = dataset.labels * groups + dataset.groups % groups  # group -1 becomes the last
         cell[rows] = 2 * groups  # the row of zeros: weight and price zero
-        known[dtype.name] = (x, cell)
-    x, cell = known[dtype.name]
+        given = index.row_weights
+        weight = np.empty(0) if given is None else np.append(given, 0.0)
+        known[dtype.name] = (x, cell, weight.astype(dtype))
+    x, cell, weight = known[dtype.name]
     mean, inverse = index.scaling(x.shape[1], dtype)
-    return Table(x, cell, index.rows, mean=mean, inverse=inverse, bias=features)
+    return Table(x, cell, index.rows, mean=mean, inverse=inverse, bias=features, weight=weight)
 
 
 def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:

@@ -158,6 +158,8 @@ class DeviceRows:
         Mean and 1 / spread of the features of each run.
     used
         Row numbers of the stored rows on a GPU; None: all rows.
+    weight
+        The weight of each stored row; None: all rows count the same.
     """
 
     def __init__(self, index: RowIndex, settings: Settings, device: str) -> None:
@@ -173,6 +175,10 @@ class DeviceRows:
         cell = cell if self.used is None else cell[self.used]
         self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
         self.cells = self.classes * self.groups
+        weight = index.row_weights
+        if weight is not None and self.used is not None:
+            weight = weight[self.used]
+        self.weight = None if weight is None else self.put(weight)
         self.scaled = any(f.mean is not None for f in index.federations)
         scaling = index.scaling(data.features.shape[1], np.dtype(settings.dtype))
         self.mean, self.inverse = (self.put(each) for each in scaling)
@@ -404,9 +410,15 @@ class TorchExecutor:
         unit = np.repeat(np.arange(len(at)), units.sizes[at])
         cell = unit * cells + self.rows.cell[rows].cpu().numpy()
         chosen = scores.argmax(1)
+        weights = self.index.row_weights
+        if weights is not None:
+            weights = weights[np.concatenate(parts)]
         for c in range(self.rows.classes):
-            decided = (chosen == c) + 0 * scores[:, c]  # NaN if the run diverged
-            for array, values in ((sums.score, scores[:, c]), (sums.decision, decided)):
+            score = scores[:, c]
+            decided = (chosen == c) + 0 * score  # NaN if the run diverged
+            if weights is not None:
+                score, decided = weights * score, weights * decided
+            for array, values in ((sums.score, score), (sums.decision, decided)):
                 flat = np.bincount(cell, weights=values, minlength=len(at) * cells)
                 array[at, ..., c] = flat.reshape(len(at), *sums.count.shape[1:])
 
