@@ -208,6 +208,13 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             "The column that says how much each row counts, such as a survey weight: in training "
             "and in every measurement",
         ),
+        "randomized_groups": Setting(
+            float,
+            "The groups in the table went through randomized response with this epsilon; gaps and "
+            "training are corrected for it",
+            at_least=0.001,
+            at_most=50,
+        ),
         "positive": Setting(
             str,
             "The positive one of two labels",

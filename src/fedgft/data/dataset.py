@@ -17,6 +17,8 @@ import numpy as np
 
 from fedgft.data.encode import Encoder
 from fedgft.errors import FedgftError
+from fedgft.metrics.group_axis import GroupAxis
+from fedgft.metrics.randomized_response import check_epsilon
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
     as_array,
@@ -79,6 +81,17 @@ class Dataset:
     weights
         (n,) finite numbers >= 0, not all 0: how much each row counts in training and in every
         measurement, relative to the others; None (default): all count the same.
+    strata
+        (n,) indices into `strata_names`: within them a metric such as "sp|department" compares
+        groups; None (default): rows are not divided.
+    strata_names
+        Names of the strata; empty by default.
+    given
+        The columns whose values are the strata; empty by default.
+    randomized
+        The epsilon of the randomized response that the groups went through before they were
+        recorded (`fedgft.metrics.randomized_response`): gaps, and the prices of training, are then
+        corrected for it; 0 (default): groups are recorded as they are.
 
     Raises
     ------
@@ -118,10 +131,14 @@ class Dataset:
     notes: tuple[str, ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()
     weights: np.ndarray | None = None
+    strata: np.ndarray | None = None
+    strata_names: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    randomized: float = 0.0
 
     def __post_init__(self) -> None:
         check_instance("name", self.name, str)
-        for name in ("columns", "classes", "group_names", "client_names"):
+        for name in ("columns", "classes", "group_names", "client_names", "strata_names", "given"):
             least = 2 if name == "classes" else 0
             _set(self, name, check_name_list(name, getattr(self, name), least=least))
         if len(set(self.classes)) < len(self.classes):
@@ -132,9 +149,10 @@ class Dataset:
             text = f"`columns` must name the {width} columns of features, not {len(self.columns)}"
             raise FedgftError(text)
         index_names = {"labels": "classes", "groups": "group_names", "clients": "client_names"}
+        index_names["strata"] = "strata_names"
         for name, names in index_names.items():
             values = getattr(self, name)
-            if name != "clients" or values is not None:
+            if name in ("labels", "groups") or values is not None:
                 least = -1 if name == "groups" else 0
                 known = len(getattr(self, names))
                 indices = _check_indices(name, values, names, known, rows=rows, least=least)
@@ -146,6 +164,12 @@ class Dataset:
         for name in ("center", "scale"):
             if getattr(self, name) is not None:
                 _set(self, name, _check_scaling(name, getattr(self, name), width))
+        if self.randomized:
+            check_epsilon(self.randomized)
+            if len(self.group_names) < 2:
+                text = "is for two groups or more: one group cannot be reported as another"
+                raise FedgftError(text, field="randomized_groups", kind="data")
+        _ = self.axis  # raises if there are too many strata
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -172,6 +196,26 @@ class Dataset:
             return None
         found = self.weights / self.weights[self.weights > 0].min()
         return None if (found == 1).all() else found
+
+    @cached_property
+    def axis(self) -> GroupAxis | None:
+        """What the group axis of sums over these rows means; None: the groups as they are."""
+        if self.strata is None and not self.randomized:
+            return None
+        return GroupAxis(len(self.group_names), self.given, self.strata_names, self.randomized)
+
+    @property
+    def num_cells(self) -> int:
+        """The number of groups, in all strata, on the group axis of sums."""
+        return len(self.group_names) if self.axis is None else self.axis.cells
+
+    @cached_property
+    def cells(self) -> np.ndarray:
+        """The entry of each row on the group axis of sums, (n,); -1: no recorded group."""
+        if self.strata is None:
+            return self.groups
+        place = self.strata * len(self.group_names) + self.groups
+        return np.where(self.groups >= 0, place, -1)
 
     @property
     def effective_share(self) -> float:

@@ -283,6 +283,7 @@ def load(
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
     weight: str | None = None,
+    given: str | Sequence[str] = (),
     folder: str | Path | None = None,
     year: int | None = None,
     states: str | Sequence[str] = (),
@@ -325,6 +326,9 @@ def load(
         The column that says how much each row counts, in training and in every measurement: numbers
         of at least 0, such as survey weights. It is not a feature. None (default): all rows count
         the same.
+    given
+        The column, or several, within whose values a metric such as "sp|department" compares
+        groups. None by default.
     folder
         The folder with your own copies of a public data set's files; None (default): the
         environment variable FEDGFT_DATA, or a download.
@@ -374,7 +378,7 @@ def load(
     roles |= {"keep": tuple(check_column_names("keep", keep)), "keep_group": keep_group}
     roles["categorical"] = tuple(check_column_names("categorical", categorical))
     roles["missing"] = tuple(check_column_names("missing", missing))
-    roles["weight"] = weight
+    roles |= {"weight": weight, "given": tuple(check_column_names("given", given))}
     if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
         if len(data) > 1:
             return _load_several(data, roles)
@@ -399,9 +403,11 @@ def load(
         _refuse_roles(name, roles)
         return synthetic()
     if name in SOURCES:
+        open_roles = (*open_roles, "given")
         _refuse_roles(name, {key: v for key, v in roles.items() if key not in open_roles})
         source = replace(SOURCES[name], keep_group=keep_group or SOURCES[name].keep_group)
-        return _load_public(source, group, client, folder=folder, on_progress=on_progress)
+        chosen = {"group": group, "client": client, "given": roles["given"]}
+        return _load_public(source, chosen, folder=folder, on_progress=on_progress)
     if not Path(name).suffix and not Path(name).exists():
         problem = f"`data` '{name}' is neither a data set nor a .csv or .parquet file"
         raise FedgftError(problem + suggest_name(name, [*SOURCES, acs_income.NAME, "synthetic"]))
@@ -421,8 +427,7 @@ def _load_several(paths: Sequence[str | Path], roles: dict[str, Any]) -> Dataset
 
 def _load_public(
     source: Source,
-    group: str | Sequence[str] | None,
-    client: str | None,
+    chosen: dict[str, Any],
     *,
     folder: str | Path | None,
     on_progress: Progress,
@@ -430,10 +435,11 @@ def _load_public(
     paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
     roles = Roles(
         source.label,
-        group or source.group,
-        client or source.client,
+        chosen["group"] or source.group,
+        chosen["client"] or source.client,
         leave_out=source.leave_out,
         keep_group=source.keep_group,
+        given=chosen["given"],
     )
     data = build_dataset(source.prepare(paths), source.name, roles=roles, prepared=True)
     names = source.group_names if roles.group == source.group else data.group_names

@@ -24,6 +24,7 @@ import numpy as np
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import (
     Categorical,
+    MISSING,
     Encoder,
     Names,
     as_text,
@@ -52,6 +53,7 @@ from fedgft.data.features import (
 from fedgft.data.join import NAMES_CLIENT, find_client_names, join_tables
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import format_count
+from fedgft.metrics.group_axis import MAX_STRATA
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
@@ -113,6 +115,9 @@ class Roles:
         Values that mean missing in any column, such as "?".
     weight
         The column that says how much a row counts.
+    given
+        Columns within whose values a metric such as "sp|department" compares groups; they are
+        features, too, unless they are left out.
     """
 
     label: str
@@ -126,10 +131,11 @@ class Roles:
     categorical: Sequence[str] = ()
     missing: Sequence[str] = ()
     weight: str | None = None
+    given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_column_names("group", self.group)
-        for name in ("leave_out", "keep", "categorical", "missing"):
+        for name in ("leave_out", "keep", "categorical", "missing", "given"):
             object.__setattr__(self, name, check_column_names(name, getattr(self, name)))
         check_instance("keep_group", self.keep_group, bool)
         for name in ("label", "client", "split", "weight"):
@@ -162,6 +168,11 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
             other = taken.get(name, "group")
             if name == roles.label or (role != "leave_out" and other != "group"):
                 raise FedgftError(f"{source}: column '{name}' is both `{other}` and `{role}`")
+    for name in roles.given:
+        get_column(frame, name, source=source, option="`given`")
+        if name == roles.label or name in groups or name in (roles.split, roles.weight):
+            text = f"column '{name}' is both `given` and `{taken[name]}`"
+            raise FedgftError(f"{source}: {text}: strata need rows of several groups and labels")
     kept = {"keep": roles.keep, "categorical": roles.categorical}
     kept["keep_group"] = groups if roles.keep_group else ()
     for role, names in kept.items():
@@ -366,6 +377,21 @@ def read_weights(frame: pl.DataFrame, name: str | None, *, source: str) -> np.nd
     return values
 
 
+def read_strata(frame: pl.DataFrame, given: Sequence[str], *, source: str) -> dict[str, Any]:
+    """Return the fields of a `Dataset` that divide its rows by these columns; none without.
+
+    A missing value is a value of its own, so that marginal gaps keep all rows.
+    """
+    if not given:
+        return {}
+    text = [as_text(_check_finite(frame[name], source=source)).fill_null(MISSING) for name in given]
+    codes, names, _ = combine_groups([factorize(column) for column in text], source=source)
+    if len(names) > MAX_STRATA:
+        found = f"`given` {', '.join(given)} has {len(names):,} different values"
+        raise data_error(source, f"{found}, more than {MAX_STRATA}: use ranges of values")
+    return {"strata": codes, "strata_names": names, "given": tuple(given)}
+
+
 def load_table(
     path: str | Path,
     *,
@@ -380,6 +406,7 @@ def load_table(
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
     weight: str | None = None,
+    given: str | Sequence[str] = (),
 ) -> Dataset:
     """Read a CSV or Parquet file as a data set.
 
@@ -387,7 +414,8 @@ def load_table(
     ----------
     path
         The file; its ending, .csv or .parquet, determines the format.
-    label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing, weight
+    label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing, weight,
+    given
         The roles of the columns, see `Roles`.
 
     Returns
@@ -399,7 +427,7 @@ def load_table(
     check_path("path", path)
     roles = Roles(
         *(label, group, client, split, positive, leave_out, keep_group, keep, categorical),
-        *(missing, weight),
+        *(missing, weight, check_column_names("given", given)),
     )
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
@@ -418,6 +446,7 @@ def load_tables(
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
     weight: str | None = None,
+    given: str | Sequence[str] = (),
 ) -> Dataset:
     """Read several CSV or Parquet files as one data set, with one client per file.
 
@@ -425,7 +454,8 @@ def load_tables(
     ----------
     paths
         The files, all with the same columns. A client has the name of its file without the ending.
-    label, group, split, positive, leave_out, keep_group, keep, categorical, missing, weight
+    label, group, split, positive, leave_out, keep_group, keep, categorical, missing, weight,
+    given
         The roles of the columns, see `Roles`.
     client
         The column that names the client of a row, in place of its file.
@@ -452,7 +482,7 @@ def load_tables(
         raise FedgftError(text, field="data")
     roles = Roles(
         *(label, group, client, split, positive, leave_out, keep_group, keep, categorical),
-        *(missing, weight),
+        *(missing, weight, check_column_names("given", given)),
     )
     tables = {str(file): _replace_missing(read_frame(file), roles) for file in files}
     first = next(iter(tables.values()))
@@ -784,6 +814,7 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
         column = _get_complete(frame, roles.client, "client", source=source)
         known["clients"], known["client_names"] = factorize(column)
     known["weights"] = read_weights(frame, roles.weight, source=source)
+    known |= read_strata(frame, roles.given, source=source)
     return {**known, "test": read_test_rows(frame, roles, source=source)}
 
 

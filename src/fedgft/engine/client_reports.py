@@ -30,7 +30,7 @@ def report_rows(
     parts = [index.rows[a:b] for a, b in zip(units.low, units.high, strict=True)]
     rows = np.concatenate(parts)
     groups = units.count.shape[-1]
-    cell = data.labels[rows] * groups + data.groups[rows] % groups  # group -1 becomes the last
+    cell = data.labels[rows] * groups + data.cells[rows] % groups  # group -1 becomes the last
     cell = np.repeat(np.arange(len(units)), units.sizes) * units.count[0].size + cell
     shape = units.count.shape
     weights = 1.0 if index.row_weights is None else index.row_weights[rows]

@@ -327,8 +327,8 @@ class History:
         control = self.control
         kind = "hard" if control is None else control.kind
         low = high = None
-        if kind == "hard" and record.metric in CATALOG:
-            metric = get_metric(record.metric)
+        metric = self.test.bind(record.metric) if record.metric in CATALOG else None
+        if kind == "hard" and metric is not None and metric.has_interval:
             ends = gap_interval(metric, self.count_decisions(metric, run), fewest=FEW)
             low, high = (_finite_or_none(end) for end in ends)
         local: dict[str, float | None] = {}
@@ -426,7 +426,8 @@ def join_runs(parts: Sequence[History], order: np.ndarray) -> History:
         if each[0] is None:
             return None
         arrays = zip(*(sums.arrays for sums in each), strict=True)
-        return Sums(*(np.concatenate(group, axis=axis).take(back, axis=axis) for group in arrays))
+        joined = (np.concatenate(group, axis=axis).take(back, axis=axis) for group in arrays)
+        return Sums(*joined, axis=each[0].axis)
 
     width = max(part.params.shape[1] for part in parts)
     scores = None

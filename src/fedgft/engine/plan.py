@@ -165,9 +165,9 @@ def _count_cells(dataset: Dataset, rows: np.ndarray, offsets: np.ndarray) -> np.
 
     The counts at the last offset, after which there are no rows, are zero.
     """
-    groups = len(dataset.group_names) + 1
+    groups = dataset.num_cells + 1
     pieces = len(offsets)
-    cell = dataset.labels[rows] * groups + dataset.groups[rows] % groups  # group -1 becomes last
+    cell = dataset.labels[rows] * groups + dataset.cells[rows] % groups  # group -1 becomes last
     piece = np.repeat(np.arange(pieces - 1), np.diff(offsets))
     cells = len(dataset.classes) * groups
     weights = dataset.row_weights
@@ -318,7 +318,8 @@ def make_cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: b
 def add_noise(sums: Sums, cohort: Cohort, spread: float, *, seeds: np.ndarray, round: int) -> Sums:
     """Add normal noise with standard deviation `spread` to every sum that a client sends."""
     arrays = [sums.count, sums.score, sums.decision]
-    return Sums(*add_normal(arrays, cohort, spread, seeds=seeds, round=round, stream=SUMS_STREAM))
+    noisy = add_normal(arrays, cohort, spread, seeds=seeds, round=round, stream=SUMS_STREAM)
+    return Sums(*noisy, axis=sums.axis)
 
 
 def add_normal(

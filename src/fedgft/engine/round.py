@@ -379,7 +379,7 @@ class RoundLoop(TrainingLoop):
         data = self.index.dataset
         runs = self.index.runs
         classes = len(data.classes)
-        cells = (classes, len(data.group_names) + 1)
+        cells = (classes, data.num_cells + 1)
         objective = self.algorithm.objective
         price = objective.price(state.objective, runs=runs, classes=classes)
         by_unit = (np.zeros((runs, *cells, classes)) + price)[cohort.run]

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedgft.algorithms import METHODS, Algorithm, get_method, with_base
 from fedgft.algorithms.controller import ControlReport, TargetMissedWarning
-from fedgft.algorithms.registry import PerRun
+from fedgft.algorithms.registry import PerRun, bind_algorithm
 from fedgft.data.dataset import Federation
 from fedgft.engine.executors import choose_executor
 from fedgft.engine.history import History, ModelInputs, TrainingRecord
@@ -165,6 +165,7 @@ def simulate(
     name = algorithm if isinstance(algorithm, str) else "own algorithm"
     strengths = {"target": target, "lam": lam, "beta": beta}
     algorithm = _make_algorithm(algorithm, metric, strengths, base=base, local_target=local_target)
+    algorithm = bind_algorithm(algorithm, federations[0].dataset.axis)
     chosen = _find_metric(algorithm, metric)
     chosen.affine(len(federations[0].dataset.classes))  # raises if sums cannot carry the metric
     init = _check_init(init)
@@ -275,10 +276,11 @@ def _sum_squares(
         sums = Sums.of(
             probs if known else np.full(probs.shape, 1 / probs.shape[1]),
             data.labels[rows],
-            data.groups[rows],
-            num_groups=len(data.group_names),
+            data.cells[rows],
+            num_groups=data.num_cells,
             weights=weights[rows] ** 2,
         )
+        sums = replace(sums, axis=data.axis)
         found.append(sums if known else sums.map(lambda array: np.nan * array))
     return stack(found)
 

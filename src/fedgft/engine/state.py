@@ -15,6 +15,7 @@ from fedgft.engine.plan import RowIndex
 from fedgft.errors import import_extra
 from fedgft.optimizers import Moments, array_like
 from fedgft.settings import Settings
+from fedgft.metrics import GroupAxis
 from fedgft.sums import Sums
 
 
@@ -254,6 +255,7 @@ PACKED_TYPES: dict[str, Any] = {  # `trees.boosting` adds its own
         LocalState,
         Moments,
         ClientNorms,
+        GroupAxis,
         State,
         Sums,
     )

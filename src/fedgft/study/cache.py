@@ -298,6 +298,8 @@ def data_hash(dataset: Dataset) -> str:
     digest.update(json.dumps(names).encode())
     if dataset.weights is not None:
         digest.update(b"weights" + dataset.weights.tobytes())
+    if dataset.axis is not None:
+        digest.update(repr(dataset.axis).encode() + dataset.cells.tobytes())
     _data_hashes[dataset] = digest.hexdigest()
     return _data_hashes[dataset]
 

@@ -16,7 +16,7 @@ from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.dataset import Dataset
 from fedgft.engine import predict_proba
 from fedgft.formatting import format_points
-from fedgft.metrics import Metric, NotEstimableWarning
+from fedgft.metrics import MappedMetric, Metric, NotEstimableWarning
 from fedgft.metrics.catalog import at_one_threshold
 from fedgft.metrics.functions import (
     balanced_accuracy,
@@ -74,6 +74,8 @@ def row(study: Study, result: Result) -> Row:
             result.test_sums,
             counts=result.history.count_decisions(metric),
         ),
+        **marginal_columns(metric, result.client_sums, result.test_sums),
+        **({"randomized": study.dataset.randomized} if metric.is_estimate else {}),
         **_heterogeneity(cell, result),
         "seconds": result.history.seconds,
         "lr": mean_of(result.lr),
@@ -84,6 +86,26 @@ def row(study: Study, result: Result) -> Row:
         "base": study.protocol.base,
         "executor": result.history.executor,
     }
+
+
+def marginal_columns(metric: Metric, clients: Sums, test: Sums) -> Row:
+    """For a metric within strata: gaps of decisions beside it; for others, no columns.
+
+    `gap_marginal` and `gap_marginal_test`: the gap over all rows of each group. `gap_pooled_test`:
+    the mean of the signed differences within strata, weighted as by Mantel and Haenszel, of the two
+    groups that it is largest for; in it, differences of opposite sign cancel. `gap_largest_test`:
+    the largest gap within one stratum.
+    """
+    if not isinstance(metric, MappedMetric) or not metric.within or metric.base is None:
+        return {}
+    pooled, largest = metric.summarize(test.statistics(metric, "hard"))
+    values = {
+        "gap_marginal": clients.gap(metric.base, "hard"),
+        "gap_marginal_test": test.gap(metric.base, "hard"),
+        "gap_pooled_test": pooled,
+        "gap_largest_test": largest,
+    }
+    return {name: mean_of(each) for name, each in values.items()}
 
 
 def cell_columns(study: Study, alpha: float, method: str, metric: Metric) -> Row:
@@ -317,7 +339,7 @@ def decision_columns(
 
 def _selection_rates(data: Dataset, sums: Sums) -> Row:
     """By group: the share given the positive one of two classes, or else the share by class."""
-    rates = selection_rates(sums)
+    rates = selection_rates(sums.by_group())
     by_group: Row = {}
     for g, group in enumerate(data.group_names):
         each = {name: mean_of(rates[:, g, c]) for c, name in enumerate(data.classes)}

@@ -32,7 +32,7 @@ from fedgft.data.partition import (
 from fedgft.engine import History, Settings, simulate
 from fedgft.engine.history import join_runs
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
+from fedgft.metrics import Kind, Metric, NotEstimableWarning, bind_metric, get_metric
 from fedgft.metrics.functions import is_collapsed
 from fedgft.models import Trees, get_model
 from fedgft.settings import TARGET_TOLERANCE
@@ -184,6 +184,10 @@ class Study:
             settings = replace(self.protocol.settings, start="common")
             object.__setattr__(self, "protocol", replace(self.protocol, settings=settings))
 
+    def bind(self, metric: Metric) -> Metric:
+        """Return the metric of the groups behind the group axis of the data set's sums."""
+        return bind_metric(metric, self.dataset.axis)
+
     def run(self, alpha: float, method: str, metric: Metric) -> Result:
         """Train one cell."""
         return self.sweep(method, metric, [Point(alpha)])[0]
@@ -193,6 +197,7 @@ class Study:
 
         Methods that do not depend on the metric are trained once for all metrics.
         """
+        metric = self.bind(metric)
         needs = () if method in WITHOUT_STRENGTH else (metric.name, self.protocol.penalty)
         keys = {p: ("run", p, method, *needs) for p in points}
         cells = {p: self._open_cell(p, method, metric) for p in keys}

@@ -222,6 +222,7 @@ def trace_frontier(
     fits
         Where Fairlearn's fits are kept; None: without pooled references.
     """
+    metric = study.bind(metric)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TargetMissedWarning)  # some targets are out of reach
         swept = sweep_methods(study, metric, alpha, methods, points=points, target=target)
@@ -442,6 +443,8 @@ def explain_no_rules(study: Study) -> str | None:
     classes = len(study.dataset.classes)
     if study.dataset.row_weights is not None:
         return "rules count rows, and these have weights"
+    if study.dataset.axis is not None:
+        return "rules know neither strata nor randomized groups"
     return f"the label has {classes} classes" if classes != 2 else None
 
 

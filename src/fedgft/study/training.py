@@ -120,6 +120,7 @@ def compare_methods(
     Results are in the order alpha, metric, method. A decision rule (`RULE_METHODS`) has a row and
     no result of its own. The rows report missed targets, so there is no `TargetMissedWarning`.
     """
+    metrics = [study.bind(metric) for metric in metrics]
     for metric in metrics:
         check_rules(study, metric, methods)
     cells = list(product(alphas, metrics, methods))
@@ -206,7 +207,8 @@ class TrainedModel:
         """The rates at which FedAvg and the model select each group on test rows."""
         at = self.choice.replicate
         data = self.study.dataset
-        each = [selection_rates(made.test_sums[at]) for made in (self.fedavg, self.result)]
+        models = (self.fedavg, self.result)
+        each = [selection_rates(made.test_sums[at].by_group()) for made in models]
         classes = range(len(data.classes))
         shown = [1] if len(data.classes) == 2 else classes
         return [
@@ -568,6 +570,8 @@ def list_results(
     if last["accuracy_constant"] is not None:
         constant = format_percent(last["accuracy_constant"])
         lines.append(f"Always predicting the most frequent class: {constant} accurate.")
+    if "gap_marginal_test" in last:
+        lines.append(f"{names[last['method']]}: {describe_marginal(last)}")
     if last["floor"] is not None:
         lines.append(
             f"Noise floor: {format_points(last['floor'])} points, the gap that a perfectly fair "
@@ -874,8 +878,27 @@ def _describe_gap(row: Row) -> str:
     low = row["gap_hard_test_low"]
     high = row["gap_hard_test_high"]
     if low is None or high is None:
-        return f"{format_points(row['gap_hard_test'])} points ({FEW_ROWS})"
+        return f"{format_points(row['gap_hard_test'])} points ({_explain_no_interval(row)})"
     return format_gap(row["gap_hard_test"], low, high)
+
+
+def _explain_no_interval(row: Row) -> str:
+    """Why a gap has no interval."""
+    if row.get("randomized"):
+        return f"estimated from groups randomized with epsilon {row['randomized']:g}"
+    return "root mean square over strata" if "gap_marginal_test" in row else FEW_ROWS
+
+
+def describe_marginal(row: Row) -> str:
+    """The gaps beside one within strata: over all rows, pooled, and the largest one."""
+    all_rows, pooled, largest = (
+        format_points(row[f"gap_{name}_test"], unknown=NOT_ESTIMABLE)
+        for name in ("marginal", "pooled", "largest")
+    )
+    return (
+        f"Over all rows of each group the gap is {all_rows} points; within strata, the pooled gap "
+        f"(Mantel-Haenszel) is {pooled} points and the largest one {largest}."
+    )
 
 
 def _describe_rates(rates: Row, *, digits: int) -> str:

@@ -166,12 +166,12 @@ class DeviceRows:
         data = index.dataset
         self.device = torch.device(device)
         self.dtype = getattr(torch, settings.dtype)
-        self.groups = len(data.group_names) + 1
+        self.groups = data.num_cells + 1
         self.classes = len(data.classes)
         self.shape = data.features.shape[1:]
         self.used = np.unique(index.rows) if self.device.type == "cuda" else None
         self.features = self._upload(data.features)
-        cell = data.labels * self.groups + data.groups % self.groups
+        cell = data.labels * self.groups + data.cells % self.groups
         cell = cell if self.used is None else cell[self.used]
         self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
         self.cells = self.classes * self.groups
@@ -364,7 +364,8 @@ class TorchExecutor:
     def measure(self, units: Units, block: Tensor, which: np.ndarray) -> Sums:
         """Sums over the rows of each unit under model `block[which[i]]`."""
         shape = (*units.count.shape, self.rows.classes)
-        sums = Sums(units.count, np.empty(shape), np.empty(shape))
+        axis = self.index.dataset.axis
+        sums = Sums(units.count, np.empty(shape), np.empty(shape), axis=axis)
         with one_thread_per_operation(), self._torch_flags(), ExitStack() as stack:
             threads: Map = map  # CUDA libraries cache their choices per thread
             if self.threads > 1:

@@ -308,7 +308,7 @@ class BoostingLoop(TrainingLoop):
         runs = self.index.runs
         data = self.index.dataset
         classes = len(data.classes)
-        shape = (runs, classes, len(data.group_names) + 1, classes)
+        shape = (runs, classes, data.num_cells + 1, classes)
         price = np.zeros(shape) + objective.price(state.objective, runs=runs, classes=classes)
         price = price.reshape(runs, 1, -1, classes)
         if objective.local_penalties or state.local is not None:
@@ -400,7 +400,7 @@ class BoostingLoop(TrainingLoop):
 
         share_work(add, units.sizes + 1, self.settings.threads)
         score, decision = np.moveaxis(sums.reshape(*units.count.shape, classes, 2), -1, 0)
-        return Sums(units.count, score, decision)
+        return Sums(units.count, score, decision, axis=self.index.dataset.axis)
 
 
 def why_no_trees(algorithm: Algorithm, settings: Settings) -> str | None:

@@ -65,8 +65,8 @@ class BinnedRows:
     def cell(self) -> np.ndarray:
         """The cell of each row by label and group; the last group is "not recorded"."""
         data = self.index.dataset
-        groups = len(data.group_names) + 1
-        return self.label * groups + data.groups[self.index.rows] % groups
+        groups = data.num_cells + 1
+        return self.label * groups + data.cells[self.index.rows] % groups
 
     @cached_property
     def weight(self) -> np.ndarray:
