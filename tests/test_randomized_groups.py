@@ -191,7 +191,7 @@ def test_the_target_holds_for_the_true_groups_and_not_for_reported_ones_taken_as
 def test_trees_are_corrected_too():
     data = biased()
     made = partition(randomized(data, 1.5, seed=1), clients=4, seed=0)
-    history = simulate(made, Trees(max_depth=3, folds=0), target=0.03, rounds=30)
+    history = simulate(made, Trees(max_depth=3, folds=0), target=0.03, rounds=100)
     assert history.control.reached[0]
     probs = predict_proba(made, Trees(max_depth=3, folds=0), history.params[0], made.rows)
     sums = Sums.of(probs, data.labels[made.rows], data.groups[made.rows], num_groups=2)

@@ -814,6 +814,9 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
         column = _get_complete(frame, roles.client, "client", source=source)
         known["clients"], known["client_names"] = factorize(column)
     known["weights"] = read_weights(frame, roles.weight, source=source)
+    if roles.weight is not None:
+        text = f"rows count by the weight in '{roles.weight}', in training and in every measurement"
+        known["notes"] = (*known["notes"], f"{source}: {text}")
     known |= read_strata(frame, roles.given, source=source)
     return {**known, "test": read_test_rows(frame, roles, source=source)}
 
