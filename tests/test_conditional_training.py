@@ -354,3 +354,21 @@ def test_a_mapped_metric_keeps_the_name_of_its_base():
     assert isinstance(bind_metric(CATALOG["sp"], axis), MappedMetric)
     assert bind_metric(CATALOG["sp"], axis).name == "sp"
     assert bind_metric(CATALOG["sp"], None) is CATALOG["sp"]
+
+
+def test_a_classifier_compares_within_a_column():
+    frame = table(3000)
+    x = frame.drop("y", "sex")
+    classifier = fedgft.FairClassifier(metric="sp|ward", target=0.03, lr=0.05, rounds=40)
+    classifier.fit(x, frame["y"], sensitive_features=frame["sex"], clients=3)
+    decisions = (classifier.predict(x) == "yes").astype(float)
+    labels = (frame["y"] == "yes").to_numpy().astype(int)
+    sex = (frame["sex"] == "m").to_numpy().astype(int)
+    ward = frame["ward"].cast(pl.Categorical).to_physical().to_numpy()
+    assert gap_by_loop("sp", decisions, labels, sex, ward) <= 0.034
+    with pytest.raises(FedgftError, match="no column 'wrad'"):
+        classifier.set_params(metric="sp|wrad").fit(x, frame["y"], sensitive_features=frame["sex"])
+    with pytest.raises(FedgftError, match="X is an array"):
+        classifier.set_params(metric="sp|ward").fit(
+            x.select("x").to_numpy(), frame["y"], sensitive_features=frame["sex"]
+        )

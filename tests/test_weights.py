@@ -360,3 +360,62 @@ def test_rules_refuse_weights():
         fedgft.study.compare_methods(
             study_of(np.arange(600) + 1.0), ["fedavg", "thresholds"], [SP], [0.5]
         )
+
+
+# FairClassifier
+
+
+def people() -> tuple[pl.DataFrame, np.ndarray]:
+    table = loans()
+    return table, np.random.default_rng(7).gamma(1.0, size=len(table)).round(2)
+
+
+def fit(weights, **options):
+    table, _ = people()
+    classifier = fedgft.FairClassifier(metric="sp", target=0.03, lr=0.05, rounds=15, **options)
+    given = {"sensitive_features": table["sex"], "clients": table["bank"]}
+    x = table.drop("sex", "repaid", "bank")
+    return classifier.fit(x, table["repaid"], sample_weight=weights, **given), x
+
+
+@pytest.mark.filterwarnings("ignore:the target was missed")
+def test_the_audit_of_a_classifier_has_its_weights():
+    table, weights = people()
+    classifier, x = fit(weights)
+    decisions = classifier.predict(x)
+    measured = fedgft.measure(
+        table["repaid"],
+        decisions,
+        scores=classifier.predict_proba(x)[:, 1],
+        sensitive_features={"sex": table["sex"]},
+        sample_weight=weights,
+    )
+    mine = classifier.audit_.summary
+    theirs = fedgft.audit(measured).summary
+    for name in ("sp", "eo"):
+        found, expected = (each["metrics"][name]["overall"] for each in (mine, theirs))
+        assert found["gap"] == pytest.approx(expected["gap"], abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:the target was missed")
+def test_a_classifier_with_equal_weights_is_one_without():
+    one, x = fit(None)
+    two, _ = fit(np.full(600, 2.5))
+    np.testing.assert_array_equal(one.predict_proba(x), two.predict_proba(x))
+
+
+@pytest.mark.filterwarnings("ignore:the target was missed")
+def test_weights_are_routed_by_scikit_learn():
+    from sklearn import config_context
+    from sklearn.model_selection import GridSearchCV
+
+    table, weights = people()
+    x = table.drop("sex", "repaid", "bank")
+    model = fedgft.FairClassifier(method="fedavg", lr=0.05, rounds=5)
+    with config_context(enable_metadata_routing=True):
+        model.set_fit_request(sample_weight=True, sensitive_features=True, clients=False)
+        search = GridSearchCV(model, {"lr": [0.05, 0.1]}, cv=2)
+        search.fit(
+            x, table["repaid"], sample_weight=weights, sensitive_features=table["sex"].to_numpy()
+        )
+    assert search.best_estimator_.model_ is not None

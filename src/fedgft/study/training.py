@@ -426,6 +426,10 @@ def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
     classes = np.array(data.classes)
     names = np.array([*data.group_names, None], object)  # the last: not recorded, -1
     groups = names[data.groups[rows]]
+    given = " & ".join(data.given)
+    strata = np.empty(0)
+    if data.strata is not None:
+        strata = np.array(data.strata_names, object)[data.strata]
     owner = np.full(len(rows), TEST_SITE, object)
     is_by_client = study.kind == "column" and len(data.client_names) <= MAX_SITES
     if is_by_client and data.clients is not None:
@@ -438,6 +442,9 @@ def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
             classes[scores[mine].argmax(1)],
             scores=scores[mine, 1] if len(classes) == 2 else scores[mine],
             sensitive_features={group: groups[mine]},
+            sample_weight=None if data.row_weights is None else data.row_weights[rows[mine]],
+            control_features={given: strata[rows[mine]]} if given else None,
+            randomized_groups=data.randomized or None,
             classes=data.classes,
             values={group: data.group_names},
             site=site,
