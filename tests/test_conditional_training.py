@@ -159,7 +159,9 @@ def test_with_one_stratum_it_is_the_marginal_metric(name, method):
 def test_strata_do_not_change_marginal_training(method):
     made = large()
     strength = {"target": 0.02, "lam": 5.0, "beta": 0.5}.get(METHODS[method].strength, 0.0)
-    plain, found = (run(f, get_method(method, CATALOG["eo"], strength)) for f in (made, divided(made, 3)))
+    plain, found = (
+        run(f, get_method(method, CATALOG["eo"], strength)) for f in (made, divided(made, 3))
+    )
     np.testing.assert_allclose(found.params, plain.params, **TIGHT)
     by_group = found.test[-1].by_group()
     for mine, theirs in zip(by_group.arrays, plain.test[-1].arrays, strict=True):
@@ -214,7 +216,9 @@ def berkeley(rows: int = 6000, *, bias: float = 0.0, seed: int = 0) -> Federatio
 
 
 def admit(made: Federation, metric: str, **strength) -> Sums:
-    history = simulate(made, "logistic", "fedgft-control", Settings(rounds=30), metric=metric, **strength)
+    history = simulate(
+        made, "logistic", "fedgft-control", Settings(rounds=30), metric=metric, **strength
+    )
     return history.federation[-1, 0]
 
 
@@ -281,7 +285,9 @@ def test_columns_divide_a_table():
     data = fedgft.load(table(), **ROLES, given=("ward", "year"))
     assert data.strata_names[0] == "north & 2020" and len(data.strata_names) == 6
     assert "x" in data.columns and any(name.startswith("ward") for name in data.columns)
-    missing = table().with_columns(ward=pl.when(pl.col("x") > 1).then(None).otherwise(pl.col("ward")))
+    missing = table().with_columns(
+        ward=pl.when(pl.col("x") > 1).then(None).otherwise(pl.col("ward"))
+    )
     assert "(missing)" in fedgft.load(missing, **ROLES, given="ward").strata_names
 
 
@@ -296,7 +302,9 @@ def test_a_study_reports_the_marginal_gap_beside_the_conditional_one():
     study = small_study(fedgft.load(table(), **ROLES, given="ward"))
     metrics = [get_metric("sp"), get_metric("sp|ward")]
     found = compare_methods(study, ["fedavg", "fedgft-control"], metrics, [0.5])
-    marginal, within = ([r for r in found.rows if r["metric"] == name] for name in ("sp", "sp|ward"))
+    marginal, within = (
+        [r for r in found.rows if r["metric"] == name] for name in ("sp", "sp|ward")
+    )
     assert "gap_marginal" not in marginal[0] and len(within) == 2
     assert within[0]["gap_marginal_test"] == pytest.approx(marginal[0]["gap_hard_test"])
     row = within[1]
@@ -324,7 +332,7 @@ def test_bad_names_of_conditional_metrics(name):
 
 
 def test_bad_strata_are_named_in_one_line():
-    with pytest.raises(FedgftError, match="no column 'wrad'.*'ward'"):
+    with pytest.raises(FedgftError, match=r"no column 'wrad'.*'ward'"):
         fedgft.load(table(), **ROLES, given="wrad")
     for column in ("sex", "y"):
         with pytest.raises(FedgftError, match=f"'{column}' is both given and"):

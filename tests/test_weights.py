@@ -308,7 +308,7 @@ def test_bad_weights_are_named_in_one_line(case):
 
 
 def test_unknown_and_unsuitable_weights_are_refused():
-    with pytest.raises(FedgftError, match="no column 'weigth'.*weight"):
+    with pytest.raises(FedgftError, match=r"no column 'weigth'.*weight"):
         table = loans().with_columns(weight=pl.lit(1.0))
         fedgft.load(table, **ROLES, weight="weigth")
     with pytest.raises(FedgftError, match="both group and weight"):
@@ -378,7 +378,7 @@ def fit(weights, **options):
     return classifier.fit(x, table["repaid"], sample_weight=weights, **given), x
 
 
-@pytest.mark.filterwarnings("ignore:the target was missed")
+@pytest.mark.filterwarnings("ignore:the target was missed", "ignore:the model has collapsed")
 def test_the_audit_of_a_classifier_has_its_weights():
     table, weights = people()
     classifier, x = fit(weights)
@@ -397,14 +397,14 @@ def test_the_audit_of_a_classifier_has_its_weights():
         assert found["gap"] == pytest.approx(expected["gap"], abs=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:the target was missed")
+@pytest.mark.filterwarnings("ignore:the target was missed", "ignore:the model has collapsed")
 def test_a_classifier_with_equal_weights_is_one_without():
     one, x = fit(None)
     two, _ = fit(np.full(600, 2.5))
     np.testing.assert_array_equal(one.predict_proba(x), two.predict_proba(x))
 
 
-@pytest.mark.filterwarnings("ignore:the target was missed")
+@pytest.mark.filterwarnings("ignore:the target was missed", "ignore:the model has collapsed")
 def test_weights_are_routed_by_scikit_learn():
     from sklearn import config_context
     from sklearn.model_selection import GridSearchCV
@@ -414,6 +414,7 @@ def test_weights_are_routed_by_scikit_learn():
     model = fedgft.FairClassifier(method="fedavg", lr=0.05, rounds=5)
     with config_context(enable_metadata_routing=True):
         model.set_fit_request(sample_weight=True, sensitive_features=True, clients=False)
+        model.set_score_request(sample_weight=True)
         search = GridSearchCV(model, {"lr": [0.05, 0.1]}, cv=2)
         search.fit(
             x, table["repaid"], sample_weight=weights, sensitive_features=table["sex"].to_numpy()

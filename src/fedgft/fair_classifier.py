@@ -53,15 +53,7 @@ from fedgft.models import Trees, get_model
 from fedgft.rules.decision_rule import DecisionRule, load_rule
 from fedgft.rules.federation_rule import OWN_KINDS, OwnKind, fit_rule
 from fedgft.settings import TARGET_TOLERANCE, check_settings
-from fedgft.site_sums import (
-    COUNT,
-    ROWS,
-    SCORES,
-    SQUARES,
-    MeasurementSpec,
-    SiteSums,
-    SiteTables,
-)
+from fedgft.site_sums import COUNT, ROWS, SCORES, SQUARES, MeasurementSpec, SiteSums, SiteTables
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
 from fedgft.study.study import Point, Result, Study

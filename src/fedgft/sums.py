@@ -38,8 +38,8 @@ class Sums:
 
     The last entry of the group axis holds the rows whose group is not recorded. Every metric of the
     catalog, soft (of scores) and hard (of decisions), is computed from these sums. Where rows have
-    weights, all three are sums of weights times values. Law: `Sums.of` of a union of rows is the sum
-    of the `Sums.of` of its parts. All arrays may have the same leading axes, such as runs or
+    weights, all three are sums of weights times values. Law: `Sums.of` of a union of rows is the
+    sum of the `Sums.of` of its parts. All arrays may have the same leading axes, such as runs or
     clients.
     """
 

@@ -32,12 +32,7 @@ from fedgft.store import atomic_write, expand_user, open_folder, parse_json
 from fedgft.study import Comparison, Protocol, Study, choices, compare_methods, get_protocol
 from fedgft.study.cache import Checkpoints
 from fedgft.study.post_processing import RULE_METHODS
-from fedgft.study.protocol import (
-    contradiction,
-    describe_lone_strata,
-    empty_groups,
-    without_groups,
-)
+from fedgft.study.protocol import contradiction, describe_lone_strata, empty_groups, without_groups
 
 COLUMN_ROLES = ("label", "group", "client", "split", "positive", "weight")
 TABLE_OPTIONS = ("weight", "randomized_groups")
@@ -200,9 +195,7 @@ def check_cells(
 # Data
 
 
-def load_dataset(
-    options: Options, on_fetch: Progress, metrics: Sequence[Metric] = ()
-) -> Dataset:
+def load_dataset(options: Options, on_fetch: Progress, metrics: Sequence[Metric] = ()) -> Dataset:
     """Read the table, the images or the public data set that the options name.
 
     `metrics`: those within whose strata groups are compared name the columns of strata.

@@ -426,11 +426,7 @@ def _load_several(paths: Sequence[str | Path], roles: dict[str, Any]) -> Dataset
 
 
 def _load_public(
-    source: Source,
-    chosen: dict[str, Any],
-    *,
-    folder: str | Path | None,
-    on_progress: Progress,
+    source: Source, chosen: dict[str, Any], *, folder: str | Path | None, on_progress: Progress
 ) -> Dataset:
     paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
     roles = Roles(
@@ -449,7 +445,9 @@ def _load_public(
 def _refuse_roles(name: str, roles: Mapping[str, Any]) -> None:
     """Refuse roles of columns for a data set whose roles are known."""
     if roles.get("weight") is not None:
-        text = f"`weight`: the data set '{name}' has no column of weights; name a table that has one"
+        text = (
+            f"`weight`: the data set '{name}' has no column of weights; name a table that has one"
+        )
         raise FedgftError(text, kind="conflict")
     for role, value in roles.items():
         if value not in (None, (), False):

@@ -23,8 +23,8 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import (
-    Categorical,
     MISSING,
+    Categorical,
     Encoder,
     Names,
     as_text,
@@ -414,9 +414,10 @@ def load_table(
     ----------
     path
         The file; its ending, .csv or .parquet, determines the format.
-    label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing, weight,
-    given
+    label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
         The roles of the columns, see `Roles`.
+    weight, given
+        The columns of weights and of strata, see `Roles`.
 
     Returns
     -------
@@ -454,9 +455,10 @@ def load_tables(
     ----------
     paths
         The files, all with the same columns. A client has the name of its file without the ending.
-    label, group, split, positive, leave_out, keep_group, keep, categorical, missing, weight,
-    given
+    label, group, split, positive, leave_out, keep_group, keep, categorical, missing
         The roles of the columns, see `Roles`.
+    weight, given
+        The columns of weights and of strata, see `Roles`.
     client
         The column that names the client of a row, in place of its file.
 

@@ -260,9 +260,7 @@ def _check_weights(federations: list[Federation], settings: Settings) -> None:
         raise FedgftError(text, kind="data")
 
 
-def _sum_squares(
-    federations: list[Federation], model: Model, params: np.ndarray
-) -> Sums | None:
+def _sum_squares(federations: list[Federation], model: Model, params: np.ndarray) -> Sums | None:
     """Return the sums of squared weights over test rows, (run, ...); None without weights."""
     data = federations[0].dataset
     weights = data.row_weights

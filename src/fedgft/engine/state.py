@@ -13,9 +13,9 @@ from fedgft.engine.client_memory import ClientMemory
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.plan import RowIndex
 from fedgft.errors import import_extra
+from fedgft.metrics import GroupAxis
 from fedgft.optimizers import Moments, array_like
 from fedgft.settings import Settings
-from fedgft.metrics import GroupAxis
 from fedgft.sums import Sums
 
 

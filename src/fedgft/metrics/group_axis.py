@@ -9,11 +9,11 @@ the same whatever the entries of the axis mean. `GroupAxis` says what they mean,
 
 Two maps exist, alone or together:
 
-- **Strata.** A cell is a group within a stratum, such as a department. For a metric "sp", M adds up
-  the strata; for "sp|department" it keeps them apart, as conditions.
-- **Randomized response.** Groups were randomized before anyone saw them, and M is the inverse of the
-  response matrix (`fedgft.metrics.randomized_response`). E[M S'] = S, so rates are estimated without
-  bias in their sums, and M^T v is the price of a reported group.
+- **Strata.** A cell is a group within a stratum, such as a department. For a metric "sp", M adds
+  up the strata; for "sp|department" it keeps them apart, as conditions.
+- **Randomized response.** Groups were randomized before anyone saw them, and M is the inverse of
+  the response matrix (`fedgft.metrics.randomized_response`). E[M S'] = S for the sums S' of
+  reported groups, and M^T v is the price of a reported group.
 
 **The gap within strata** of a condition is
 
@@ -22,8 +22,8 @@ Two maps exist, alone or together:
 where gap_s is the gap in stratum s, n_sg its rows of group g in the event, and n_s those of all its
 groups. With two groups, the shares are Mantel and Haenszel's, n_s0 n_s1 / n_s. So a small stratum,
 whose rates are uncertain, counts little, and one where a single group occurs does not count. Why
-squares: the pooled gap |sum_s share_s d_s| of signed differences d_s is 0 if women are favored in one
-department and men in another. F is not, and it lies between the pooled gap and the largest one.
+squares: the pooled gap |sum_s share_s d_s| of signed differences d_s is 0 if women are favored in
+one department and men in another. F is not, and it lies between the pooled gap and the largest one.
 F^2 is smooth at 0, where training ends. With one stratum, F is the gap itself.
 """
 
@@ -142,11 +142,8 @@ class MappedMetric(Metric):
         axis = self._axis
         found = axis.divide(statistics)
         *lead, conditions, strata, groups = found.shape
-        if self.within:
-            found = found.reshape(*lead, conditions * strata, groups)
-        else:
-            found = found.sum(-2)
-        return axis.correct(found)
+        apart = (*lead, conditions * strata, groups)
+        return axis.correct(found.reshape(apart) if self.within else found.sum(-2))
 
     def to_cells(self, cotangent: Statistics, classes: int) -> CellStatistics:
         """Return M^T v: from prices of statistics those of the sums that clients add up."""
@@ -179,7 +176,7 @@ class MappedMetric(Metric):
     def gradient(self, statistics: Statistics) -> Statistics:
         """Return dF/d(M S). The shares change with the denominators of a metric that is not proper.
 
-            dF = sum_s (share_s gap_s d gap_s + (gap_s^2 - F^2) / 2 d share_s) / F
+        dF = sum_s (share_s gap_s d gap_s + (gap_s^2 - F^2) / 2 d share_s) / F
         """
         if not self.within:
             return super().gradient(statistics)
@@ -204,7 +201,9 @@ class MappedMetric(Metric):
         return found
 
     def estimable(self, statistics: Statistics) -> np.ndarray:
-        return np.isfinite(self.readout(statistics)) if self.within else super().estimable(statistics)
+        return (
+            np.isfinite(self.readout(statistics)) if self.within else super().estimable(statistics)
+        )
 
     def gain_shares(self, conditions: int) -> tuple[np.ndarray, int]:
         """Return the shares of the conditions; strata have different rows, so they share none."""
@@ -222,7 +221,9 @@ class MappedMetric(Metric):
         if not self.within:
             return names
         column = ",".join(self.within)
-        return tuple(f"{name} given {column} {each}" for name in names for each in self._axis.strata)
+        return tuple(
+            f"{name} given {column} {each}" for name in names for each in self._axis.strata
+        )
 
     def summarize(self, statistics: Statistics) -> tuple[Value, Value]:
         """Return the pooled gap and the largest gap within strata, (...) each.

@@ -311,7 +311,9 @@ def describe_lone_strata(data: Dataset, metric: Metric) -> str | None:
     if not len(lone):
         return None
     names = join_names([repr(data.strata_names[s]) for s in lone])
-    return f"{metric.name}: rows of one group only, so no comparison, where {data.given[0]} is {names}"
+    return (
+        f"{metric.name}: rows of one group only, so no comparison, where {data.given[0]} is {names}"
+    )
 
 
 def without_groups(dataset: Dataset, groups: Sequence[int]) -> Dataset:

@@ -301,12 +301,7 @@ def client_rows(
 
 
 def decision_columns(
-    data: Dataset,
-    metric: Metric,
-    federation: Sums,
-    test: Sums,
-    *,
-    counts: Statistics | None = None,
+    data: Dataset, metric: Metric, federation: Sums, test: Sums, *, counts: Statistics | None = None
 ) -> Row:
     """The numbers behind accuracy and gap of decisions. Sums are (replicate, ...).
 

@@ -23,12 +23,7 @@ from fedgft.algorithms import Algorithm
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.data.dataset import Dataset, Federation, standardize
-from fedgft.data.partition import (
-    KINDS_WITH_ALPHA,
-    PartitionKind,
-    inner_split,
-    partition,
-)
+from fedgft.data.partition import KINDS_WITH_ALPHA, PartitionKind, inner_split, partition
 from fedgft.engine import History, Settings, simulate
 from fedgft.engine.history import join_runs
 from fedgft.errors import FedgftError
