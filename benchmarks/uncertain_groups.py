@@ -50,9 +50,7 @@ def train(data: Dataset, truth: Dataset, method: str, seed: int, rounds: int) ->
     )
     rows = federation.test
     probs = predict_proba(federation, "logistic", history.params[0], rows)
-    sums = Sums.of(
-        probs, truth.labels[rows], truth.groups[rows], num_groups=len(truth.group_names)
-    )
+    sums = Sums.of(probs, truth.labels[rows], truth.groups[rows], num_groups=len(truth.group_names))
     seen = history.federation[-1].gap("sp", "hard")[0]
     return np.array([sums.accuracy(), sums.gap("sp", "hard"), seen])
 

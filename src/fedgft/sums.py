@@ -191,8 +191,11 @@ class Sums:
             known = axis.correct(merged[..., :-1])
             return np.concatenate((known, merged[..., -1:]), axis=-1)
 
-        tables = (np.moveaxis(merge(np.moveaxis(t, -2, -1)), -1, -2) for t in self.arrays[1:])
-        return Sums(merge(self.count), *tables)
+        score, decision = (
+            np.moveaxis(merge(np.moveaxis(table, -2, -1)), -1, -2)
+            for table in (self.score, self.decision)
+        )
+        return Sums(merge(self.count), score, decision)
 
     def check(
         self,

@@ -810,7 +810,8 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
     check_roles(frame, roles, source=source)
     labels, classes = read_labels(frame, roles, source=source)
     groups, group_names, notes = read_groups(frame, roles, source=source)
-    known = {"name": source, "labels": labels, "classes": classes, "notes": tuple(notes)}
+    known: dict[str, Any] = {"name": source, "labels": labels, "classes": classes}
+    known["notes"] = tuple(notes)
     known |= {"groups": groups, "group_names": group_names}
     if roles.client is not None:
         column = _get_complete(frame, roles.client, "client", source=source)

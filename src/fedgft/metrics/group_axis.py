@@ -27,6 +27,7 @@ one department and men in another. F is not, and it lies between the pooled gap 
 F^2 is smooth at 0, where training ends. With one stratum, F is the gap itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -215,7 +216,7 @@ class MappedMetric(Metric):
     def weights(self, conditions: int) -> np.ndarray:
         return np.ones(conditions) if self.within else super().weights(conditions)
 
-    def condition_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+    def condition_names(self, classes: Sequence[str]) -> tuple[str, ...]:
         """Return the names of the conditions, such as "class yes given department A"."""
         names = super().condition_names(classes)
         if not self.within:
