@@ -16,6 +16,7 @@ from fedgft.metrics.group_axis import GroupAxis, MappedMetric, bind_metric
 from fedgft.metrics.metric import spread_gradient
 from fedgft.models import Trees
 from fedgft.study import Study, compare_methods, get_protocol
+from fedgft.study.training import train_model
 from fedgft.sums import Sums
 from small_federation import EXECUTORS, SGD, federation, run
 
@@ -380,3 +381,22 @@ def test_a_classifier_compares_within_a_column():
         classifier.set_params(metric="sp|ward").fit(
             x.select("x").to_numpy(), frame["y"], sensitive_features=frame["sex"]
         )
+
+
+def test_the_audit_of_held_out_rows_has_the_same_gaps():
+    """The pooled gap within strata, and one that is corrected for randomized groups."""
+    study = small_study(fedgft.load(table(3000), **ROLES, given="ward"))
+    trained = train_model(study, "fedavg", "sp|ward")
+    metric = trained.result.metric
+    sums = trained.result.test_sums[trained.choice.replicate]
+    pooled, _ = metric.summarize(sums.statistics(metric, "hard"))
+    found = trained.audit(group="sex")
+    within = found.given["views"]["sex"]["sp"]["pooled"]
+    assert abs(within["gap"] if isinstance(within, dict) else within) == pytest.approx(pooled)
+    assert found.gaps["sp"].value == pytest.approx(float(sums.gap("sp", "hard")))
+    data = replace(fedgft.load(table(3000), **ROLES), randomized=1.0)
+    trained = train_model(small_study(data), "fedavg", "sp")
+    sums = trained.result.test_sums[trained.choice.replicate]
+    assert trained.audit(group="sex").gaps["sp"].value == pytest.approx(
+        float(sums.gap("sp", "hard"))
+    )
