@@ -367,7 +367,7 @@ def _heterogeneity(cell: str, result: Result) -> dict[str, float | None]:
     """
     after = result.history.after
     metric = result.metric
-    if after is None:
+    if after is None or metric.is_estimate:  # a client's own estimates may be negative
         return {"heterogeneity": None, "total_variation": None}
     each = [analyze(at_one_threshold(metric), after[i], "soft") for i in range(len(after.count))]
     variation = number(np.mean([found.total_variation for found in each]))
