@@ -12,7 +12,7 @@ import fedgft
 from fedgft.data import inject_bias
 from fedgft.data.dataset import Dataset, standardize
 from fedgft.data.generated import synthetic
-from fedgft.data.partition import partition, repeat_rows
+from fedgft.data.partition import partition
 from fedgft.errors import FedgftError
 
 DATA = synthetic(rows=900, features=2, groups=3, seed=5)
@@ -137,8 +137,10 @@ def test_injections_add_up():
 
 
 def test_a_repeated_row_is_one_row():
-    """Rows that weights have repeated change together."""
-    repeated = repeat_rows(FEDERATION, np.arange(900) % 3 + 1.0, seed=0)
+    """A row that occurs several times in a federation changes as one."""
+    times = np.arange(900)[FEDERATION.rows] % 3 + 1
+    offsets = np.concatenate(([0], np.cumsum(times)))[FEDERATION.offsets]
+    repeated = replace(FEDERATION, rows=np.repeat(FEDERATION.rows, times), offsets=offsets)
     made = inject_bias(repeated, "drop", share=0.5, clients=[1])
     gone = np.setdiff1d(repeated.client(1), made.client(1))
     assert len(gone) == int(len(np.unique(repeated.client(1))) / 2 + 0.5)

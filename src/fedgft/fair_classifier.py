@@ -42,9 +42,9 @@ from fedgft.classifier_input import (
     to_numbers,
 )
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.encode import TOO_CLOSE, UNSEEN
+from fedgft.data.encode import TOO_CLOSE, UNSEEN, get_column
 from fedgft.data.partition import hold_out
-from fedgft.data.table import to_polars
+from fedgft.data.table import read_strata, to_polars
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel, softmax
 from fedgft.formatting import format_points
@@ -53,7 +53,7 @@ from fedgft.models import Trees, get_model
 from fedgft.rules.decision_rule import DecisionRule, load_rule
 from fedgft.rules.federation_rule import OWN_KINDS, OwnKind, fit_rule
 from fedgft.settings import TARGET_TOLERANCE, check_settings
-from fedgft.site_sums import COUNT, SCORES, MeasurementSpec, SiteSums, SiteTables
+from fedgft.site_sums import COUNT, ROWS, SCORES, SQUARES, MeasurementSpec, SiteSums, SiteTables
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
 from fedgft.study.study import Point, Result, Study
@@ -81,7 +81,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     ----------
     metric
         The metric whose gap is reduced: sp, eop, eo, predictive-parity, acc or fpr; a weighted sum
-        such as "sp+0.5*eop"; or a `Metric`.
+        such as "sp+0.5*eop"; "sp|department" for gaps within the values of the column department of
+        X; or a `Metric`.
     target
         The largest gap that the decisions may have over the rows of all clients.
     method
@@ -215,8 +216,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         alpha
             How rows are dealt to simulated clients: small is heterogeneous.
         sample_weight
-            (n,) Weights of the rows; see `fedgft.data.partition.repeat_rows`. `audit_` counts
-            every row once.
+            (n,) Weights of the rows, relative to each other: a row of weight 2 counts as two equal
+            rows, in training and in all measurements.
 
         Returns
         -------
@@ -250,6 +251,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         with name_argument("X"):
             encoder = fit_encoder(table)
             features, notes = encode_features(table, encoder)
+            strata = self._read_strata(table)
         del table  # it may be as large as X
         for note in notes:
             if TOO_CLOSE in note:
@@ -266,6 +268,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             client_names=client_names,
             encoder=encoder,
             notes=(*notes, *groups.notes),
+            weights=weights,
+            **strata,
         )
         check_choice("method", self.method, tuple(METHODS))
         self._check_postprocess(class_names)
@@ -279,7 +283,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             clients=number,
             kind=kind,
             model=self.model,
-            weights=weights,
         )
         result = self._train(study, alpha, fair=sensitive_features is not None)
         self.classes_ = classes
@@ -578,6 +581,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         frame = pl.DataFrame({name: to_series(name, column) for name, column in columns.items()})
         return frame.fill_nan(None)
 
+    def _read_strata(self, table: pl.DataFrame | np.ndarray) -> dict[str, Any]:
+        """Return the fields of a `Dataset` with the strata that the metric names; often none."""
+        within = get_metric(self.metric).columns
+        if not within:
+            return {}
+        if not isinstance(table, pl.DataFrame) or not hasattr(self, "feature_names_in_"):
+            text = f"{get_metric(self.metric).name} needs the column of a table, and X is an array"
+            raise FedgftError(text, field="metric", kind="data")
+        for name in within:
+            get_column(table, name, source="X", option="`metric`")
+        return read_strata(table, within, source="X")
+
     def _compute_logits(self, X: Any) -> np.ndarray:
         """Return the logits in the order of `classes_`."""
         validation.check_is_fitted(self, "model_")
@@ -643,9 +658,17 @@ def _count(
     if groups.cell_codes is None:
         return None
     classes = len(data.classes)
-    spec = MeasurementSpec(data.classes, groups.attributes, scored=True, bins=DEFAULT_BINS)
+    name = "" if data.weights is None else "sample_weight"
+    spec = MeasurementSpec(
+        data.classes, groups.attributes, scored=True, bins=DEFAULT_BINS, weight=name
+    )
     rows = np.concatenate(list(parts.values()))
     site = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
+    weights = None
+    if data.weights is not None:
+        counts = data.weights[rows] > 0
+        rows, site = rows[counts], site[counts]
+        weights = data.weights[rows]
     cell = (groups.cell_codes[rows] * classes + data.labels[rows]) * classes
     cell += decisions[rows]
     shape = (len(groups.cells), classes, classes)
@@ -653,19 +676,26 @@ def _count(
     tables = np.zeros((len(parts), *shape, SCORES + len(spec.score_classes)))
     histogram = np.zeros((*shape, len(spec.score_classes), spec.bins))
     per_site = _make_counter(site * size + cell, (len(parts), *shape))
-    tables[..., COUNT] = per_site()
+    tables[..., COUNT] = per_site(weights)
+    if weights is not None:
+        tables[..., ROWS] = per_site()
+        tables[..., SQUARES] = per_site(weights**2)
+    bin_rows = np.zeros_like(histogram)
     edges = np.arange(1, spec.bins) / spec.bins
     for i, c in enumerate(spec.score_classes):
         score = scores[rows, c]
-        tables[..., SCORES + i] = per_site(score)
+        tables[..., SCORES + i] = per_site(score if weights is None else weights * score)
         bins = np.searchsorted(edges, score, side="right")
-        histogram[..., i, :] = _make_counter(cell * spec.bins + bins, (*shape, spec.bins))()
+        per_bin = _make_counter(cell * spec.bins + bins, (*shape, spec.bins))
+        histogram[..., i, :] = per_bin(weights)
+        bin_rows[..., i, :] = per_bin()
     found = {}
     for name, table in zip(parts, tables, strict=True):
         held = np.flatnonzero(table[..., COUNT].any(axis=(1, 2)))
         found[name] = SiteTables({groups.cells[i]: table[i] for i in held})
     used = np.flatnonzero(histogram.any(axis=(1, 2, 3, 4)))
-    return SiteSums(spec, found, {groups.cells[i]: histogram[i] for i in used})
+    histograms, of_rows = ({groups.cells[i]: h[i] for i in used} for h in (histogram, bin_rows))
+    return SiteSums(spec, found, histograms, bin_rows={} if weights is None else of_rows)
 
 
 def _make_counter(places: np.ndarray, shape: tuple[int, ...]) -> Callable[..., np.ndarray]:

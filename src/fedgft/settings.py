@@ -203,6 +203,18 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         ),
         "client": Setting(str, "The column with the client of each row (celeba: identity)"),
         "split": Setting(str, "The column that assigns each row to train or test"),
+        "weight": Setting(
+            str,
+            "The column that says how much each row counts, such as a survey weight: in training "
+            "and in every measurement",
+        ),
+        "randomized_groups": Setting(
+            float,
+            "The groups in the table went through randomized response with this epsilon; gaps and "
+            "training are corrected for it",
+            at_least=0.001,
+            at_most=50,
+        ),
         "positive": Setting(
             str,
             "The positive one of two labels",

@@ -19,6 +19,7 @@ import numpy as np
 from fedgft.errors import FedgftError
 from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.functions import ROUNDING
+from fedgft.metrics.group_axis import GroupAxis, bind_metric
 from fedgft.metrics.metric import Index, Kind, Metric, Probs, Statistics, Value
 from fedgft.validation import as_array, check_choice, check_integer
 
@@ -27,6 +28,7 @@ MAX_ROWS = 1e12  # largest number of rows in a message
 MAX_NAMES = 1000  # largest number of classes, and of groups, in a message
 MAX_WIRE_NUMBERS = 10_000  # largest size of an array in a message
 MAX_WHOLE_NUMBER = 2**53  # a float represents every whole number up to this one exactly
+SUM_NAMES = ("count", "score", "decision")
 TYPE_NAMES = {list: "a list", dict: "an object", str: "a text"}
 
 
@@ -35,17 +37,27 @@ class Sums:
     """Sums over rows by label (axis `c`) and group (axis `k`).
 
     The last entry of the group axis holds the rows whose group is not recorded. Every metric of the
-    catalog, soft (of scores) and hard (of decisions), is computed from these sums. Law: `Sums.of`
-    of a union of rows is the sum of the `Sums.of` of its parts. All arrays may have the same
-    leading axes, such as runs or clients.
+    catalog, soft (of scores) and hard (of decisions), is computed from these sums. Where rows have
+    weights, all three are sums of weights times values. Law: `Sums.of` of a union of rows is the
+    sum of the `Sums.of` of its parts. All arrays may have the same leading axes, such as runs or
+    clients.
     """
 
     count: np.ndarray  # (..., c, k)
     score: np.ndarray  # (..., c, k, c): summed probabilities
     decision: np.ndarray  # (..., c, k, c): how often each class was chosen
+    axis: GroupAxis | None = None  # what the entries of the group axis mean; None: groups
 
     @classmethod
-    def of(cls, probs: Probs, labels: Index, groups: Index, *, num_groups: int) -> "Sums":
+    def of(
+        cls,
+        probs: Probs,
+        labels: Index,
+        groups: Index,
+        *,
+        num_groups: int,
+        weights: np.ndarray | None = None,
+    ) -> "Sums":
         """Sum over rows.
 
         Parameters
@@ -58,6 +70,8 @@ class Sums:
             (n,): the index of each row's group, or -1 where it is not recorded.
         num_groups
             The number of groups g; the sums have k = g + 1 entries.
+        weights
+            (n,): how much each row counts; None: 1.
         """
         probs = _check_probabilities(probs)
         rows, classes = probs.shape
@@ -69,6 +83,8 @@ class Sums:
 
         def total(values: np.ndarray) -> np.ndarray:
             out = np.zeros((classes, num_groups + 1, *values.shape[1:]))
+            if weights is not None:
+                values = values * weights.reshape(-1, *[1] * (values.ndim - 1))
             np.add.at(out, (labels, groups), values)  # -1 is the last entry
             return out
 
@@ -88,7 +104,7 @@ class Sums:
             "site": site,
             "classes": list(names.classes),
             "groups": list(names.groups),
-            **{key: array.ravel().astype(float).tolist() for key, array in vars(self).items()},
+            **{name: getattr(self, name).ravel().astype(float).tolist() for name in SUM_NAMES},
         }
 
     @classmethod
@@ -108,7 +124,8 @@ class Sums:
 
     def map(self, function: Callable[..., Any], *others: "Sums") -> "Sums":
         """Apply a function to each array, together with the same array of each of `others`."""
-        return Sums(*map(function, self.arrays, *(other.arrays for other in others)))
+        arrays = map(function, self.arrays, *(other.arrays for other in others))
+        return Sums(*arrays, axis=self.axis)
 
     def __add__(self, other: "Sums") -> "Sums":
         return self.map(np.add, other)
@@ -145,17 +162,40 @@ class Sums:
 
         `kind` is "soft" (of scores) or "hard" (of decisions).
         """
-        metric = get_metric(metric)
+        metric = self.bind(metric)
         check_choice("kind", kind, get_args(Kind))
         slope, offset = metric.affine(self.count.shape[-2])
         mass = {"soft": self.score, "hard": self.decision}[kind][..., :-1, :]
-        return np.einsum("svyc,...ygc->...svg", slope, mass) + np.einsum(
+        found = np.einsum("svyc,...ygc->...svg", slope, mass) + np.einsum(
             "svy,...yg->...svg", offset, self.count[..., :-1]
         )
+        return metric.arrange(found)
 
     def gap(self, metric: str | Metric, kind: Kind) -> Value:
         """Return the largest difference between groups; NaN if a group has no row of the event."""
-        return get_metric(metric).readout(self.statistics(metric, kind))
+        metric = self.bind(metric)
+        return metric.readout(self.statistics(metric, kind))
+
+    def bind(self, metric: str | Metric) -> Metric:
+        """Return the metric of the groups behind the axis of these sums."""
+        return bind_metric(get_metric(metric), self.axis)
+
+    def by_group(self) -> "Sums":
+        """Return the sums by group alone: strata added up, randomized response corrected."""
+        axis = self.axis
+        if axis is None:
+            return self
+
+        def merge(array: np.ndarray) -> np.ndarray:  # groups last
+            merged = axis.merge(array)
+            known = axis.correct(merged[..., :-1])
+            return np.concatenate((known, merged[..., -1:]), axis=-1)
+
+        score, decision = (
+            np.moveaxis(merge(np.moveaxis(table, -2, -1)), -1, -2)
+            for table in (self.score, self.decision)
+        )
+        return Sums(merge(self.count), score, decision)
 
     def check(
         self,
@@ -208,12 +248,13 @@ class Sums:
 
 def stack(sums: list[Sums]) -> Sums:
     """Stack sums of one shape along a new first axis."""
-    return Sums(*map(np.stack, zip(*(s.arrays for s in sums), strict=True)))
+    return Sums(*map(np.stack, zip(*(s.arrays for s in sums), strict=True)), axis=sums[0].axis)
 
 
 def concatenate(sums: list[Sums]) -> Sums:
     """Concatenate sums along their first axis."""
-    return Sums(*map(np.concatenate, zip(*(s.arrays for s in sums), strict=True)))
+    arrays = map(np.concatenate, zip(*(s.arrays for s in sums), strict=True))
+    return Sums(*arrays, axis=sums[0].axis)
 
 
 def _check_probabilities(probs: Any) -> np.ndarray:

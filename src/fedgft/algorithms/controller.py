@@ -402,7 +402,9 @@ class Controller:
     Parameters
     ----------
     metric
-        The metric whose gap is controlled.
+        The metric whose gap is controlled. For a metric within strata, each stratum has prices of
+        its own that bring its gap within the target; whether the target is reached is said of the
+        gap F of `fedgft.metrics.group_axis`, in which small strata count little.
     target
         The largest acceptable gap, as a fraction: one number, or one per run.
     kind
@@ -457,7 +459,7 @@ class Controller:
         share = np.where(known, statistics[..., 1, :, :], 0.0)
         weight = share / np.maximum(share.sum(-1, keepdims=True), 1e-300)
         rates = np.where(known, self.metric.rates(statistics), np.nan).clip(0.0, 1.0)
-        gap = (rates.max(-1) - rates.min(-1)).max(-1)[:, None]
+        gap = self.metric.gap(rates, share)[:, None]
         rates = np.nan_to_num(rates)
         if state.gaps is None:
             return _with_zeros(state._replace(gaps=gap, rates=rates))
@@ -512,7 +514,8 @@ class Controller:
         """Return the gain k (r, v, g): the change of price per unit of violation.
 
         F (`fall`) is the sum of push times fall over past rounds, M (`moved`) the sum of push^2,
-        <.> a mean over rows, and s_v the share of condition v in a metric of V conditions:
+        <.> a mean over rows, and s_v the share of condition v in a metric of V conditions
+        (`Metric.gain_shares`):
 
             b   = (PRIOR_WEIGHT PRIOR + |<F>|) / (PRIOR_WEIGHT + <M>)      all groups together
             b_i = (PRIOR_WEIGHT b + |F_i|) / (PRIOR_WEIGHT + M_i)          group i
@@ -522,9 +525,9 @@ class Controller:
         common = (PRIOR_WEIGHT * PRIOR + np.abs(falls)) / (PRIOR_WEIGHT + moved)
         by_group = (PRIOR_WEIGHT * common + np.abs(state.fall)) / (PRIOR_WEIGHT + state.moved)
         response = by_group.clip(*RESPONSE_BOUNDS)
-        shares = self.metric.weights(weight.shape[-2])
+        shares, conditions = self.metric.gain_shares(weight.shape[-2])
         caution = state.loop[1]
-        strength = GAIN * caution * (shares / shares.sum())[:, None] * len(shares) ** 0.5
+        strength = GAIN * caution * shares[:, None] * conditions**0.5
         return strength * state.trust / (response * np.maximum(state.speed, MIN_SPEED))
 
 

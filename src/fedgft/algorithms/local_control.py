@@ -98,6 +98,7 @@ class LocalController:
         means = client_means(self.metric, own, self.kind)
         known = np.isfinite(self.metric.readout(means))
         rates = np.where(known[:, None, None], self.metric.rates(means), 0.0).clip(0.0, 1.0)
+        rates = np.nan_to_num(rates)
         at = positions(cohort, state)
         is_first = state.control.up is None
         control = _with_zeros(state.control, len(state.seen), rates) if is_first else state.control

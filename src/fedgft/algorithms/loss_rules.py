@@ -96,6 +96,13 @@ class LossTerms:
             curve = self.curve + other.curve
         return LossTerms(self.weights * other.weights, labels, self.price + other.price, curve)
 
+    def scaled(self, factor: np.ndarray) -> "LossTerms":
+        """Return the loss of each client times its factor, (u,)."""
+        wide = factor[:, None, None]
+        curve = None if self.curve is None else wide[..., None] * self.curve
+        price = wide[..., None] * self.price
+        return LossTerms(wide * self.weights, self.labels, price, curve)
+
 
 @runtime_checkable
 class LossRule(Protocol):

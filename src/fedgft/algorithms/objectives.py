@@ -90,6 +90,9 @@ class LinearizedPenalty:
         check_one_threshold(self.metric)
         check_choice("penalty", self.penalty, tuple(SLOPES))
         check_choice("spread", self.spread, SPREADS)
+        if self.metric.columns and self.spread != "range":
+            text = f"must be range with {self.metric.name}, not {self.spread}"
+            raise FedgftError(text, field="spread", kind="unsupported")
         object.__setattr__(self, "lam", check_number_per_run("lam", self.lam, least=0))
 
     def init(self, runs: int) -> None:
@@ -106,7 +109,7 @@ class LinearizedPenalty:
 
         The weighted penalties of a combined metric add up.
         """
-        known = (statistics[..., 1, :, :] > 0).all((-2, -1))
+        known = self.metric.estimable(statistics)
         v = np.zeros_like(statistics)
         for at, stop, metric, weight in self.metric.pieces(statistics.shape[-2]):
             with np.errstate(divide="ignore", invalid="ignore"):

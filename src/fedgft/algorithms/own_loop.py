@@ -19,7 +19,7 @@ from fedgft.algorithms.objectives import LinearizedPenalty
 from fedgft.data.encode import Names
 from fedgft.data.groups import MAX_GROUPS, GroupNames
 from fedgft.errors import FedgftError, import_extra
-from fedgft.metrics import Metric, get_metric
+from fedgft.metrics import Metric, check_over_all_rows, get_metric
 from fedgft.validation import check_integer, check_number, format_value
 
 torch = import_extra("torch", "fedgft.Penalty")
@@ -112,7 +112,7 @@ class Penalty:
             self._set_names(GroupNames.declare(groups))
         self._given = None if groups is None else self.groups
         self._declared = self.group_names is not None
-        self.metric = get_metric(metric)
+        self.metric = check_over_all_rows(get_metric(metric))
         self.lam = 1.0 if lam is None else float(lam)
         self.rule = LinearizedPenalty(self.metric, self.lam, penalty)
         self.control = None if target is None else Controller(self.metric, target)

@@ -31,7 +31,7 @@ from fedgft.algorithms.objectives import LinearizedPenalty
 from fedgft.data.encode import Names
 from fedgft.data.groups import MAX_GROUPS, GroupNames
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, get_metric, price
+from fedgft.metrics import Kind, Metric, check_over_all_rows, get_metric, price
 from fedgft.metrics.metric import Statistics
 from fedgft.sums import Sums
 from fedgft.validation import as_array, check_indices, check_integer, check_number
@@ -551,7 +551,7 @@ def price_objective(
     if (lam is None) == (target is None):
         text = "is missing: give either `target` or `lam`"
         raise FedgftError(text, field="target", kind="conflict")
-    read = get_metric(metric)
+    read = check_over_all_rows(get_metric(metric))
     if target is not None:
         rule: Controller | LinearizedPenalty = Controller(read, check_number("target", target))
     else:

@@ -37,7 +37,7 @@ from fedgft.algorithms.qffl import PowerOfLosses
 from fedgft.algorithms.servers import Adaptive, Averaging, IterateAverage, Server, ServerMomentum
 from fedgft.algorithms.weightings import BySize, FairFed, FairFedRule, FedNova, Weighting
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, get_metric
+from fedgft.metrics import GroupAxis, Kind, Metric, bind_metric, get_metric
 from fedgft.settings import PriceOn, Spread
 from fedgft.validation import check_choice, check_instance
 
@@ -52,6 +52,66 @@ class Algorithm:
     correction: Correction = field(default_factory=Proximal)
     weighting: Weighting = field(default_factory=BySize)
     server: Server = field(default_factory=Averaging)
+
+
+@dataclass(frozen=True)
+class WeightsByGroup:
+    """Row weights by label and group alone, where sums are divided into strata as well.
+
+    Parameters
+    ----------
+    inner
+        A function from counts (..., label, group) to weights of the same shape.
+    axis
+        What the entries of the group axis mean.
+    """
+
+    inner: Callable[[np.ndarray], np.ndarray]
+    axis: GroupAxis
+
+    def __call__(self, count: np.ndarray) -> np.ndarray:
+        """Return the weight of a row by label and entry of the group axis."""
+        return self.axis.spread(self.inner(self.axis.merge(count)))
+
+
+def bind_algorithm(algorithm: Algorithm, axis: GroupAxis | None) -> Algorithm:
+    """Return the algorithm for sums whose group axis has this meaning; None: groups as they are.
+
+    The metrics in its slots become those of the groups behind the axis, see `bind_metric`.
+
+    Raises
+    ------
+    FedgftError
+        A slot reads counts by group itself, or a metric asks for strata that there are not.
+    """
+
+    def bind(slot: Any) -> Any:
+        metric = getattr(slot, "metric", None)
+        if not isinstance(metric, Metric):
+            return slot
+        found = bind_metric(metric, axis)
+        return slot if found is metric else replace(slot, metric=found)
+
+    objective = algorithm.objective
+    what = "strata" if axis is None or not axis.epsilon else "randomized groups"
+    if axis is not None and objective.loss_rules:
+        name = type(objective.loss_rules[0]).__name__
+        text = f"{name} weighs losses by group and knows no {what}: use fedgft or fedgft-control"
+        raise FedgftError(text, field="method", kind="unsupported")
+    row_weights = objective.row_weights
+    if axis is not None and row_weights is not None:
+        if axis.epsilon:
+            text = "row weights by group (lrw, fairfed) need groups that are not randomized"
+            raise FedgftError(text, field="method", kind="unsupported")
+        row_weights = WeightsByGroup(row_weights, axis)
+    changed = replace(
+        objective,
+        row_weights=row_weights,
+        penalties=tuple(map(bind, objective.penalties)),
+        local_penalties=tuple(map(bind, objective.local_penalties)),
+        local_controllers=tuple(map(bind, objective.local_controllers)),
+    )
+    return replace(algorithm, objective=changed, weighting=bind(algorithm.weighting))
 
 
 def fedavg() -> Algorithm:
@@ -343,6 +403,10 @@ def get_method(
     method = METHODS[check_choice("method", name, tuple(METHODS))]
     if metric.every_threshold and method.make not in (fedgft, fedavg, lrw):
         text = f"{metric.name} is for the method fedgft, and this one is {name}"
+        raise FedgftError(text, field="metric", kind="unsupported")
+    allowed = ("fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control")
+    if metric.columns and name not in allowed:
+        text = f"{metric.name} is for {', '.join(allowed)}, and this one is {name}"
         raise FedgftError(text, field="metric", kind="unsupported")
     if method.strength is None:
         return method.make()

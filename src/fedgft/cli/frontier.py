@@ -169,6 +169,9 @@ def _usable_methods(
         usable.remove(name)
     post_processing.check_rules(study, metric, usable)
     if references:
+        is_plain = study.dataset.row_weights is None and study.dataset.axis is None
+        text = "`references` know neither weights nor strata nor randomized groups: leave it out"
+        require(is_plain, text, kind="conflict")
         tradeoff.check_fairlearn(metric, len(study.dataset.classes))
     return usable
 

@@ -32,9 +32,10 @@ from fedgft.store import atomic_write, expand_user, open_folder, parse_json
 from fedgft.study import Comparison, Protocol, Study, choices, compare_methods, get_protocol
 from fedgft.study.cache import Checkpoints
 from fedgft.study.post_processing import RULE_METHODS
-from fedgft.study.protocol import contradiction, empty_groups, without_groups
+from fedgft.study.protocol import contradiction, describe_lone_strata, empty_groups, without_groups
 
-COLUMN_ROLES = ("label", "group", "client", "split", "positive")
+COLUMN_ROLES = ("label", "group", "client", "split", "positive", "weight")
+TABLE_OPTIONS = ("weight", "randomized_groups")
 COLUMN_LISTS = ("group", "leave_out", "keep", "categorical")
 FEATURE_OPTIONS = (
     "leave_out",
@@ -194,15 +195,23 @@ def check_cells(
 # Data
 
 
-def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
-    """Read the table, the images or the public data set that the options name."""
+def load_dataset(options: Options, on_fetch: Progress, metrics: Sequence[Metric] = ()) -> Dataset:
+    """Read the table, the images or the public data set that the options name.
+
+    `metrics`: those within whose strata groups are compared name the columns of strata.
+    """
+    given = _list_strata_columns(metrics)
     if options.source == "synthetic":
         options.refuse((*COLUMN_ROLES, *FEATURE_OPTIONS), ": the synthetic set has its own columns")
-        return synthetic(seed=options.seed)
+        require(not given, "`metric`: the synthetic set has no column to divide it by")
+        return _note_randomized(options, synthetic(seed=options.seed))
     roles = {name: getattr(options, name) for name in COLUMN_ROLES} | _read_columns(options)
     if options.images is None:
-        return load(options.data, **roles, on_progress=on_fetch)
-    options.refuse(FEATURE_OPTIONS, " is for tables; images have pixels only")
+        data = load(options.data, **roles, given=given, on_progress=on_fetch)
+        return _note_randomized(options, data)
+    options.refuse((*FEATURE_OPTIONS, *TABLE_OPTIONS), " is for tables; images have pixels only")
+    require(not given, "`metric`: images are not divided into strata; leave out what follows `|`")
+    roles.pop("weight")
     how: dict[str, Any] = {
         "size": 64 if options.size is None else options.size,
         "crop": options.crop,
@@ -220,6 +229,24 @@ def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
         require(roles[name] is not None, text, kind="missing")
     options.refuse(["valid"], " is for CelebA; a table says train or test (`split`)")
     return load_images(options.images, options.source, image=options.image, **roles, **how)
+
+
+def _list_strata_columns(metrics: Sequence[Metric]) -> tuple[str, ...]:
+    """Return the columns that divide rows into strata; raise if metrics name different ones."""
+    found = list(dict.fromkeys(metric.columns for metric in metrics if metric.columns))
+    text = "`metrics` must all name the same columns after `|`"
+    require(len(found) <= 1, text, kind="conflict")
+    return found[0] if found else ()
+
+
+def _note_randomized(options: Options, dataset: Dataset) -> Dataset:
+    """Mark groups as randomized, with a note, where the options say so."""
+    epsilon = options.randomized_groups
+    if epsilon is None:
+        return dataset
+    text = f"groups were randomized with epsilon {epsilon:g}: gaps are estimates, without intervals"
+    notes = (*dataset.notes, f"{dataset.name}: {text}")
+    return replace(dataset, randomized=epsilon, notes=notes)
 
 
 def _read_columns(options: Options) -> dict[str, Any]:
@@ -457,7 +484,7 @@ def _exclude_empty(
         group
         for alpha in alphas
         for federation in study.federations(alpha)
-        for metric in metrics
+        for metric in map(study.bind, metrics)
         for group in empty_groups(federation, metric)
     }
     if not empty:
@@ -513,7 +540,7 @@ def open_study(
     if start is not None:
         _check_start(options, start)
     with _mention_checkpoints(checkpoints), bar() as progress:
-        dataset = _note_weights(options, load_dataset(options, progress.fetch))
+        dataset = _note_weights(options, load_dataset(options, progress.fetch, metrics))
         study = _make_study(options, dataset, progress, start=start, checkpoints=checkpoints)
         if options.exclude_empty:
             remaining = _exclude_empty(dataset, study, metrics, alphas)
@@ -538,6 +565,8 @@ def print_notes(study: Study, metrics: Sequence[Metric], *, features: bool = Tru
             note(text)
     for metric in metrics:
         if text := contradiction(study.dataset, metric):
+            note(text)
+        if text := describe_lone_strata(study.dataset, metric):
             note(text)
     if study.protocol.settings.norms == "local":
         note("--fedbn: test rows, and a saved model, have the mean of the clients' BatchNorm")

@@ -250,6 +250,12 @@ def _list_commands(trained: "TrainedModel", options: Options, model: Path) -> li
     roles = {name: getattr(options, name) for name in ("label", "group", "positive")}
     given = [f"--{name} {_quote(value)}" for name, value in roles.items() if value is not None]
     given.append(f"--score {_quote(fair_model.list_score_columns(classes, score))}")
+    if options.weight is not None:
+        given.append(f"--weight {_quote(options.weight)}")
+    if trained.study.dataset.given:
+        given.append(f"--given {_quote(','.join(trained.study.dataset.given))}")
+    if options.randomized_groups is not None:
+        given.append(f"--randomized-groups {options.randomized_groups:g}")
     sums = [f"{stem}.json" for stem in _list_scored(options)]
     if options.client is not None:
         sums = ["sums"]

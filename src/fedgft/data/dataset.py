@@ -10,12 +10,15 @@ rounding errors would remain after the square of the mean is subtracted.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedgft.data.encode import Encoder
 from fedgft.errors import FedgftError
+from fedgft.metrics.group_axis import GroupAxis
+from fedgft.metrics.randomized_response import check_epsilon
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
     as_array,
@@ -75,6 +78,20 @@ class Dataset:
     excluded
         The columns of the table that are not features, each with the reason: ("sex", "the group");
         empty by default.
+    weights
+        (n,) finite numbers >= 0, not all 0: how much each row counts in training and in every
+        measurement, relative to the others; None (default): all count the same.
+    strata
+        (n,) indices into `strata_names`: within them a metric such as "sp|department" compares
+        groups; None (default): rows are not divided.
+    strata_names
+        Names of the strata; empty by default.
+    given
+        The columns whose values are the strata; empty by default.
+    randomized
+        The epsilon of the randomized response that the groups went through before they were
+        recorded (`fedgft.metrics.randomized_response`): gaps, and the prices of training, are then
+        corrected for it; 0 (default): groups are recorded as they are.
 
     Raises
     ------
@@ -113,10 +130,15 @@ class Dataset:
     scale: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()
+    weights: np.ndarray | None = None
+    strata: np.ndarray | None = None
+    strata_names: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    randomized: float = 0.0
 
     def __post_init__(self) -> None:
         check_instance("name", self.name, str)
-        for name in ("columns", "classes", "group_names", "client_names"):
+        for name in ("columns", "classes", "group_names", "client_names", "strata_names", "given"):
             least = 2 if name == "classes" else 0
             _set(self, name, check_name_list(name, getattr(self, name), least=least))
         if len(set(self.classes)) < len(self.classes):
@@ -127,18 +149,27 @@ class Dataset:
             text = f"`columns` must name the {width} columns of features, not {len(self.columns)}"
             raise FedgftError(text)
         index_names = {"labels": "classes", "groups": "group_names", "clients": "client_names"}
+        index_names["strata"] = "strata_names"
         for name, names in index_names.items():
             values = getattr(self, name)
-            if name != "clients" or values is not None:
+            if name in ("labels", "groups") or values is not None:
                 least = -1 if name == "groups" else 0
                 known = len(getattr(self, names))
                 indices = _check_indices(name, values, names, known, rows=rows, least=least)
                 _set(self, name, indices)
         if self.test is not None:
             _set(self, "test", _check_mask("test", self.test, rows))
+        if self.weights is not None:
+            _set(self, "weights", check_weights("weights", self.weights, rows))
         for name in ("center", "scale"):
             if getattr(self, name) is not None:
                 _set(self, name, _check_scaling(name, getattr(self, name), width))
+        if self.randomized:
+            check_epsilon(self.randomized)
+            if len(self.group_names) < 2:
+                text = "is for two groups or more: one group cannot be reported as another"
+                raise FedgftError(text, field="randomized_groups", kind="data")
+        _ = self.axis  # raises if there are too many strata
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -153,6 +184,47 @@ class Dataset:
     def images(self) -> bool:
         """Whether the rows are images."""
         return self.features.ndim == 4
+
+    @cached_property
+    def row_weights(self) -> np.ndarray | None:
+        """The weights in units of the smallest one above 0, (n,); None if all are equal.
+
+        In these units, weights that are all equal are those of no weights, and whole weights of
+        which one is 1 stand for so many equal rows.
+        """
+        if self.weights is None:
+            return None
+        found = self.weights / self.weights[self.weights > 0].min()
+        return None if (found == 1).all() else found
+
+    @cached_property
+    def axis(self) -> GroupAxis | None:
+        """What the group axis of sums over these rows means; None: the groups as they are."""
+        if self.strata is None and not self.randomized:
+            return None
+        return GroupAxis(len(self.group_names), self.given, self.strata_names, self.randomized)
+
+    @property
+    def num_cells(self) -> int:
+        """The number of groups, in all strata, on the group axis of sums."""
+        return len(self.group_names) if self.axis is None else self.axis.cells
+
+    @cached_property
+    def cells(self) -> np.ndarray:
+        """The entry of each row on the group axis of sums, (n,); -1: no recorded group."""
+        if self.strata is None:
+            return self.groups
+        place = self.strata * len(self.group_names) + self.groups
+        return np.where(self.groups >= 0, place, -1)
+
+    @property
+    def effective_share(self) -> float:
+        """How many equally weighted rows a unit of `row_weights` is worth, about; 1 without.
+
+        With weights w, n rows say as much as (sum w)^2 / sum w^2 rows that all count the same.
+        """
+        weights = self.row_weights
+        return 1.0 if weights is None else float(weights.sum() / np.square(weights).sum())
 
     def standardized(self) -> "Dataset":
         """Return the same rows in units of their own spread; images stay as they are.
@@ -260,6 +332,15 @@ class Federation:
         """Number of training rows of each client, (k,)."""
         return np.diff(self.offsets)
 
+    @cached_property
+    def weighted_sizes(self) -> np.ndarray:
+        """What each client's training rows count together, (k,): the sum of `row_weights`."""
+        weights = self.dataset.row_weights
+        if weights is None:
+            return self.sizes
+        owner = np.repeat(np.arange(self.num_clients), self.sizes)
+        return np.bincount(owner, weights[self.rows], minlength=self.num_clients)
+
     def client(self, k: int) -> np.ndarray:
         """Return the training rows of client k."""
         return self.rows[self.offsets[k] : self.offsets[k + 1]]
@@ -328,6 +409,23 @@ def _check_mask(name: str, values: Any, rows: int) -> np.ndarray:
     return array
 
 
+def check_weights(name: str, values: Any, rows: int) -> np.ndarray:
+    """Require one finite number of at least 0 per row, not all 0; return them as float64."""
+    array = _as_plain_array(name, values)
+    if array.shape != (rows,):
+        raise FedgftError(f"`{name}` must hold {rows:,} numbers, one per row, not {array.shape}")
+    if array.dtype.kind not in "fiub":
+        raise FedgftError(f"`{name}` must hold numbers, not {array.dtype}")
+    array = array.astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))  # NaN is refused, too
+    if len(wrong):
+        found = f"row {wrong[0]:,} has {array[wrong[0]]:g}"
+        raise FedgftError(f"must be finite numbers of at least 0, and {found}", field=name)
+    if not (array > 0).any():
+        raise FedgftError("are all zero: no row counts", field=name, kind="data")
+    return array
+
+
 def _check_scaling(name: str, values: Any, width: int) -> np.ndarray:
     """Require one finite number per column or channel; divisors must be positive."""
     array = _as_plain_array(name, values)
@@ -363,8 +461,14 @@ class Moments:
     squared_deviations: np.ndarray
 
     @classmethod
-    def of(cls, values: np.ndarray) -> "Moments":
-        """Return the sums over rows (n, d) in float64."""
+    def of(cls, values: np.ndarray, weights: np.ndarray | None = None) -> "Moments":
+        """Return the sums over rows (n, d) in float64; with weights (n,), weighted sums."""
+        if weights is not None:
+            count = float(weights.sum())
+            total = weights @ values
+            mean = total / (count if count > 0 else 1.0)
+            squared_deviations = weights @ np.square(values - mean)
+            return cls(np.full(len(total), count), total, squared_deviations)
         total = values.sum(axis=0)
         squared_deviations = np.square(values - total / max(1, len(values))).sum(axis=0)
         return cls(np.full(len(total), float(len(values))), total, squared_deviations)
@@ -395,16 +499,18 @@ def _chunk_rows(features: np.ndarray) -> int:
 
 
 def compute_moments(federation: Federation) -> Moments:
-    """Return the sums over all training rows, computed in chunks.
+    """Return the sums over all training rows, computed in chunks; weighted if the rows are.
 
     The result does not depend on which client holds which row.
     """
     features = federation.dataset.features
+    weights = federation.dataset.row_weights
     step = _chunk_rows(features)
     total = Moments.of(np.empty((0, features.shape[1])))
     for start in range(0, len(federation.rows), step):
         rows = federation.rows[start : start + step]
-        total += Moments.of(features[rows].astype(np.float64))
+        chosen = None if weights is None else weights[rows]
+        total += Moments.of(features[rows].astype(np.float64), chosen)
     return total
 
 

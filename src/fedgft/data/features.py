@@ -38,12 +38,13 @@ NEARLY_ALL = 0.95  # share of different values in a text column that identifies 
 LABEL = "the label"
 CLIENT = "the client"
 SPLIT = "the split"
+WEIGHT = "the weight of a row"
 GROUP = "the group"
 LEFT_OUT = "left out"
 NO_VALUE = "has no value"
 NOT_FEATURES = "not features: "  # how the note begins that lists them
 ONE_VALUE = "has one value only"
-ROLE_REASONS = (LABEL, CLIENT, SPLIT)
+ROLE_REASONS = (LABEL, CLIENT, SPLIT, WEIGHT)
 
 
 def explain_identifier(series: pl.Series, *, source: str = "table") -> str:

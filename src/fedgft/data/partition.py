@@ -56,10 +56,8 @@ PARTITION_STREAM = 1
 INNER_STREAM = 2
 TRAIN_ROWS_STREAM = 3
 TEST_ROWS_STREAM = 4
-WEIGHTS_STREAM = 5
 INJECTED_BIAS_STREAM = 6
 GAMMA_BOUNDS = (0.2, 0.8)  # of a client's number in "hetero", as in FedFACT
-MAX_REPEATS = 10  # most times as many rows that weights may make
 MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
 MAX_ALPHA = 1e9  # beyond it, all shares are equal in floating point, and the draw would overflow
 
@@ -298,41 +296,6 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
     offsets = np.concatenate(([0], np.cumsum(sizes - held_out)))
     rows = federation.rows[~is_test]
     test = np.sort(federation.rows[is_test])
-    return replace(federation, rows=rows, offsets=offsets, test=test, mean=None, spread=None)
-
-
-def repeat_rows(federation: Federation, weights: np.ndarray, *, seed: int) -> Federation:
-    """Return the federation with every row repeated in proportion to its weight.
-
-    The smallest weight stands for one row, as long as there are at most `MAX_REPEATS` times as many
-    rows as before. A row then occurs as often as its weight says, rounded up or down at random
-    (systematic sampling) where that is no whole number, so that no sum is biased.
-
-    Parameters
-    ----------
-    federation
-        Clients and test rows; the scaling is dropped.
-    weights
-        (n,) One number >= 0 per row of the data set, not all 0.
-    seed
-        Seed of the rounding.
-    """
-    used = np.concatenate((federation.rows, federation.test))
-    given = weights[used]
-    total = float(given.sum())
-    if total == 0:
-        raise FedgftError("are all zero: no row counts", field="sample_weight")
-    scale = min(1 / float(given[given > 0].min()), MAX_REPEATS * len(used) / total)
-    wanted = given * scale
-    times = np.round(wanted).astype(np.int64)
-    if not np.allclose(times, wanted, rtol=0, atol=1e-9):
-        start = make_rng(seed, WEIGHTS_STREAM).random()
-        bounds = np.floor(np.concatenate(([0.0], np.cumsum(wanted))) + start)
-        times = np.diff(bounds).astype(np.int64)
-    of_clients = times[: len(federation.rows)]
-    offsets = np.concatenate(([0], np.cumsum(of_clients)))[federation.offsets]
-    rows = np.repeat(federation.rows, of_clients)
-    test = np.repeat(federation.test, times[len(federation.rows) :])
     return replace(federation, rows=rows, offsets=offsets, test=test, mean=None, spread=None)
 
 

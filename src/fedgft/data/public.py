@@ -282,6 +282,8 @@ def load(
     keep: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
+    weight: str | None = None,
+    given: str | Sequence[str] = (),
     folder: str | Path | None = None,
     year: int | None = None,
     states: str | Sequence[str] = (),
@@ -320,6 +322,13 @@ def load(
     missing
         Values that mean missing in any column, such as ["?"]; none by default besides empty cells,
         NA and N/A of a CSV, and None and NaN of a table.
+    weight
+        The column that says how much each row counts, in training and in every measurement: numbers
+        of at least 0, such as survey weights. It is not a feature. None (default): all rows count
+        the same.
+    given
+        The column, or several, within whose values a metric such as "sp|department" compares
+        groups. None by default.
     folder
         The folder with your own copies of a public data set's files; None (default): the
         environment variable FEDGFT_DATA, or a download.
@@ -369,6 +378,7 @@ def load(
     roles |= {"keep": tuple(check_column_names("keep", keep)), "keep_group": keep_group}
     roles["categorical"] = tuple(check_column_names("categorical", categorical))
     roles["missing"] = tuple(check_column_names("missing", missing))
+    roles |= {"weight": weight, "given": tuple(check_column_names("given", given))}
     if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
         if len(data) > 1:
             return _load_several(data, roles)
@@ -393,9 +403,11 @@ def load(
         _refuse_roles(name, roles)
         return synthetic()
     if name in SOURCES:
+        open_roles = (*open_roles, "given")
         _refuse_roles(name, {key: v for key, v in roles.items() if key not in open_roles})
         source = replace(SOURCES[name], keep_group=keep_group or SOURCES[name].keep_group)
-        return _load_public(source, group, client, folder=folder, on_progress=on_progress)
+        chosen = {"group": group, "client": client, "given": roles["given"]}
+        return _load_public(source, chosen, folder=folder, on_progress=on_progress)
     if not Path(name).suffix and not Path(name).exists():
         problem = f"`data` '{name}' is neither a data set nor a .csv or .parquet file"
         raise FedgftError(problem + suggest_name(name, [*SOURCES, acs_income.NAME, "synthetic"]))
@@ -414,20 +426,16 @@ def _load_several(paths: Sequence[str | Path], roles: dict[str, Any]) -> Dataset
 
 
 def _load_public(
-    source: Source,
-    group: str | Sequence[str] | None,
-    client: str | None,
-    *,
-    folder: str | Path | None,
-    on_progress: Progress,
+    source: Source, chosen: dict[str, Any], *, folder: str | Path | None, on_progress: Progress
 ) -> Dataset:
     paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
     roles = Roles(
         source.label,
-        group or source.group,
-        client or source.client,
+        chosen["group"] or source.group,
+        chosen["client"] or source.client,
         leave_out=source.leave_out,
         keep_group=source.keep_group,
+        given=chosen["given"],
     )
     data = build_dataset(source.prepare(paths), source.name, roles=roles, prepared=True)
     names = source.group_names if roles.group == source.group else data.group_names
@@ -436,6 +444,11 @@ def _load_public(
 
 def _refuse_roles(name: str, roles: Mapping[str, Any]) -> None:
     """Refuse roles of columns for a data set whose roles are known."""
+    if roles.get("weight") is not None:
+        text = (
+            f"`weight`: the data set '{name}' has no column of weights; name a table that has one"
+        )
+        raise FedgftError(text, kind="conflict")
     for role, value in roles.items():
         if value not in (None, (), False):
             raise FedgftError(f"`{role}`: the data set '{name}' has its own", kind="conflict")

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import (
+    MISSING,
     Categorical,
     Encoder,
     Names,
@@ -43,6 +44,7 @@ from fedgft.data.features import (
     LABEL,
     LEFT_OUT,
     SPLIT,
+    WEIGHT,
     Excluded,
     describe_excluded,
     exclude_columns,
@@ -51,6 +53,7 @@ from fedgft.data.features import (
 from fedgft.data.join import NAMES_CLIENT, find_client_names, join_tables
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import format_count
+from fedgft.metrics.group_axis import MAX_STRATA
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
@@ -110,6 +113,11 @@ class Roles:
         Columns of numbers that are codes: each code becomes a category.
     missing
         Values that mean missing in any column, such as "?".
+    weight
+        The column that says how much a row counts.
+    given
+        Columns within whose values a metric such as "sp|department" compares groups; they are
+        features, too, unless they are left out.
     """
 
     label: str
@@ -122,13 +130,15 @@ class Roles:
     keep: Sequence[str] = ()
     categorical: Sequence[str] = ()
     missing: Sequence[str] = ()
+    weight: str | None = None
+    given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_column_names("group", self.group)
-        for name in ("leave_out", "keep", "categorical", "missing"):
+        for name in ("leave_out", "keep", "categorical", "missing", "given"):
             object.__setattr__(self, name, check_column_names(name, getattr(self, name)))
         check_instance("keep_group", self.keep_group, bool)
-        for name in ("label", "client", "split"):
+        for name in ("label", "client", "split", "weight"):
             if name == "label" or getattr(self, name) is not None:
                 check_instance(name, getattr(self, name), str, "it is the name of a column")
         if self.positive is not None and not isinstance(self.positive, str | int | np.generic):
@@ -139,7 +149,7 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
     """Check that every named column exists and has one role; a group may also be the client."""
     groups = split_group_columns(roles.group, frame.columns)
     named = [("label", roles.label), *(("group", name) for name in groups)]
-    named += [("client", roles.client), ("split", roles.split)]
+    named += [("client", roles.client), ("split", roles.split), ("weight", roles.weight)]
     taken: dict[str, str] = {}
     for role, name in named:
         if name is None:
@@ -158,6 +168,11 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
             other = taken.get(name, "group")
             if name == roles.label or (role != "leave_out" and other != "group"):
                 raise FedgftError(f"{source}: column '{name}' is both `{other}` and `{role}`")
+    for name in roles.given:
+        get_column(frame, name, source=source, option="`given`")
+        if name == roles.label or name in groups or name in (roles.split, roles.weight):
+            text = f"column '{name}' is both `given` and `{taken[name]}`"
+            raise FedgftError(f"{source}: {text}: strata need rows of several groups and labels")
     kept = {"keep": roles.keep, "categorical": roles.categorical}
     kept["keep_group"] = groups if roles.keep_group else ()
     for role, names in kept.items():
@@ -341,6 +356,42 @@ def read_test_rows(frame: pl.DataFrame, roles: Roles, *, source: str) -> np.ndar
     return codes == 1
 
 
+def read_weights(frame: pl.DataFrame, name: str | None, *, source: str) -> np.ndarray | None:
+    """Return how much each row counts, (n,); None if no column says so.
+
+    Numbers must be finite and at least 0, and not all 0.
+    """
+    if name is None:
+        return None
+    series = _get_complete(frame, name, "weight", source=source)
+    column = f"`weight` column '{name}'"
+    if not is_numeric(series):
+        raise data_error(source, f"{column} must hold numbers, not {as_text(series)[0][:40]!r}")
+    values = series.cast(pl.Float64).to_numpy()
+    if (values < 0).any():
+        at = int(np.argmax(values < 0))
+        text = f"{column} must hold numbers of at least 0; row {at + 1:,} has {values[at]:g}"
+        raise data_error(source, text)
+    if not (values > 0).any():
+        raise data_error(source, f"{column} is 0 in all rows: no row counts")
+    return values
+
+
+def read_strata(frame: pl.DataFrame, given: Sequence[str], *, source: str) -> dict[str, Any]:
+    """Return the fields of a `Dataset` that divide its rows by these columns; none without.
+
+    A missing value is a value of its own, so that marginal gaps keep all rows.
+    """
+    if not given:
+        return {}
+    text = [as_text(_check_finite(frame[name], source=source)).fill_null(MISSING) for name in given]
+    codes, names, _ = combine_groups([factorize(column) for column in text], source=source)
+    if len(names) > MAX_STRATA:
+        found = f"`given` {', '.join(given)} has {len(names):,} different values"
+        raise data_error(source, f"{found}, more than {MAX_STRATA}: use ranges of values")
+    return {"strata": codes, "strata_names": names, "given": tuple(given)}
+
+
 def load_table(
     path: str | Path,
     *,
@@ -354,6 +405,8 @@ def load_table(
     keep: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
+    weight: str | None = None,
+    given: str | Sequence[str] = (),
 ) -> Dataset:
     """Read a CSV or Parquet file as a data set.
 
@@ -363,6 +416,8 @@ def load_table(
         The file; its ending, .csv or .parquet, determines the format.
     label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
         The roles of the columns, see `Roles`.
+    weight, given
+        The columns of weights and of strata, see `Roles`.
 
     Returns
     -------
@@ -372,7 +427,8 @@ def load_table(
     """
     check_path("path", path)
     roles = Roles(
-        label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
+        *(label, group, client, split, positive, leave_out, keep_group, keep, categorical),
+        *(missing, weight, check_column_names("given", given)),
     )
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
@@ -390,6 +446,8 @@ def load_tables(
     keep: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Sequence[str] = (),
+    weight: str | None = None,
+    given: str | Sequence[str] = (),
 ) -> Dataset:
     """Read several CSV or Parquet files as one data set, with one client per file.
 
@@ -399,6 +457,8 @@ def load_tables(
         The files, all with the same columns. A client has the name of its file without the ending.
     label, group, split, positive, leave_out, keep_group, keep, categorical, missing
         The roles of the columns, see `Roles`.
+    weight, given
+        The columns of weights and of strata, see `Roles`.
     client
         The column that names the client of a row, in place of its file.
 
@@ -423,7 +483,8 @@ def load_tables(
         text = f"`data`: two clients would have the name '{repeated}' ({same}): rename a file"
         raise FedgftError(text, field="data")
     roles = Roles(
-        label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
+        *(label, group, client, split, positive, leave_out, keep_group, keep, categorical),
+        *(missing, weight, check_column_names("given", given)),
     )
     tables = {str(file): _replace_missing(read_frame(file), roles) for file in files}
     first = next(iter(tables.values()))
@@ -738,7 +799,7 @@ def _exclude_columns(
     reasons = {name: NAMES_CLIENT for name in client_columns if name not in given}
     reasons |= dict.fromkeys((name for name in groups if name not in seen), GROUP)
     reasons |= dict.fromkeys(roles.leave_out, LEFT_OUT)
-    named = {roles.label: LABEL, roles.client: CLIENT, roles.split: SPLIT}
+    named = {roles.label: LABEL, roles.client: CLIENT, roles.split: SPLIT, roles.weight: WEIGHT}
     reasons |= {name: why for name, why in named.items() if name is not None}
     keep = frame.columns if prepared else given
     return exclude_columns(frame, reasons, keep, source=source)
@@ -749,11 +810,17 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
     check_roles(frame, roles, source=source)
     labels, classes = read_labels(frame, roles, source=source)
     groups, group_names, notes = read_groups(frame, roles, source=source)
-    known = {"name": source, "labels": labels, "classes": classes, "notes": tuple(notes)}
+    known: dict[str, Any] = {"name": source, "labels": labels, "classes": classes}
+    known["notes"] = tuple(notes)
     known |= {"groups": groups, "group_names": group_names}
     if roles.client is not None:
         column = _get_complete(frame, roles.client, "client", source=source)
         known["clients"], known["client_names"] = factorize(column)
+    known["weights"] = read_weights(frame, roles.weight, source=source)
+    if roles.weight is not None:
+        text = f"rows count by the weight in '{roles.weight}', in training and in every measurement"
+        known["notes"] = (*known["notes"], f"{source}: {text}")
+    known |= read_strata(frame, roles.given, source=source)
     return {**known, "test": read_test_rows(frame, roles, source=source)}
 
 

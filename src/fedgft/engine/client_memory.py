@@ -107,7 +107,7 @@ def estimate_sums(
     memory.round[positions] = now
     runs = len(count)
     every = make_cohort(runs * [np.zeros(1, int)], runs * [np.ones(1)], full=False)
-    return every, Sums(count.copy(), score, decision)
+    return every, Sums(count.copy(), score, decision, axis=received.axis)
 
 
 def _weigh(weight: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -30,15 +30,18 @@ def report_rows(
     parts = [index.rows[a:b] for a, b in zip(units.low, units.high, strict=True)]
     rows = np.concatenate(parts)
     groups = units.count.shape[-1]
-    cell = data.labels[rows] * groups + data.groups[rows] % groups  # group -1 becomes the last
+    cell = data.labels[rows] * groups + data.cells[rows] % groups  # group -1 becomes the last
     cell = np.repeat(np.arange(len(units)), units.sizes) * units.count[0].size + cell
     shape = units.count.shape
-    losses = np.bincount(cell, -logs[np.arange(len(rows)), data.labels[rows]], units.count.size)
-    logits = np.bincount(cell, logs[:, 1] - logs[:, 0], units.count.size)
+    weights = 1.0 if index.row_weights is None else index.row_weights[rows]
+    loss = -logs[np.arange(len(rows)), data.labels[rows]]
+    losses = np.bincount(cell, weights * loss, units.count.size)
+    logits = np.bincount(cell, weights * (logs[:, 1] - logs[:, 0]), units.count.size)
     histograms = np.zeros((*shape, bins))
     if bins:
         scores = np.nan_to_num(np.exp(logs[:, 1]))  # NaN if the model has diverged
         at = np.minimum((scores * bins).astype(np.int64), bins - 1)
-        counts = np.bincount(cell * bins + at, minlength=units.count.size * bins)
+        each = None if index.row_weights is None else weights
+        counts = np.bincount(cell * bins + at, each, minlength=units.count.size * bins)
         histograms = counts.reshape(*shape, bins).astype(np.float64)
     return losses.reshape(shape), logits.reshape(shape), histograms

@@ -17,7 +17,8 @@ from fedgft.fair_model import FairModel
 from fedgft.forest import Forest
 from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.metrics.functions import is_collapsed
-from fedgft.metrics.intervals import FEW, gap_interval
+from fedgft.metrics.intervals import FEW, effective_counts, gap_interval
+from fedgft.metrics.metric import Statistics
 from fedgft.models import MLP, Logistic, Model, Module, ResNet18, Trees, unflatten
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_integer
@@ -181,6 +182,9 @@ class History:
         Per run, the probabilities (rows, classes) of the clients' rows in the order of
         `Federation.rows`, where they are not those of the model itself: of trees with folds, each
         row's are those of the model that has not seen it. None (the default): those of the model.
+    squares
+        Sums of squared weights over the test rows, (run, ...), of the final models; `sums` of
+        weighted rows are in units of the smallest weight. None (the default): without weights.
 
     Examples
     --------
@@ -208,6 +212,7 @@ class History:
     control: ControlReport | None = None
     record: TrainingRecord | None = None
     scores: tuple[np.ndarray, ...] | None = None
+    squares: Sums | None = None
 
     def __repr__(self) -> str:
         runs = len(self.params)
@@ -263,6 +268,17 @@ class History:
             columns[f"gap_soft_{metric.name}"] = sums.gap(metric, "soft").T.ravel()
         return columns
 
+    def count_decisions(self, metric: Metric, run: int | slice = slice(None)) -> Statistics:
+        """Return the final model's statistics of decisions on test rows, for intervals.
+
+        They are counts, (run, 2, v, g), or (2, v, g) of one run. If rows have weights, they are
+        the numbers of equally weighted rows that say as much.
+        """
+        found = self.test[-1, run].statistics(metric, "hard")
+        if self.squares is None:
+            return found
+        return effective_counts(found, self.squares[run].statistics(metric, "hard"))
+
     def model(self, run: int = 0) -> FairModel:
         """Return the trained model of a run, which predicts new rows and can be saved.
 
@@ -311,10 +327,9 @@ class History:
         control = self.control
         kind = "hard" if control is None else control.kind
         low = high = None
-        if kind == "hard" and record.metric in CATALOG:
-            metric = get_metric(record.metric)
-            decisions = self.test[-1, run].statistics(metric, kind)
-            ends = gap_interval(metric, decisions, fewest=FEW)
+        metric = self.test.bind(record.metric) if record.metric in CATALOG else None
+        if kind == "hard" and metric is not None and metric.has_interval:
+            ends = gap_interval(metric, self.count_decisions(metric, run), fewest=FEW)
             low, high = (_finite_or_none(end) for end in ends)
         local: dict[str, float | None] = {}
         if control is not None and control.local_target is not None:
@@ -359,6 +374,7 @@ class History:
             control=self.control and self.control.part(runs),
             record=self.record and self.record.part(runs),
             scores=self.scores and tuple(self.scores[i] for i in np.arange(len(self.params))[runs]),
+            squares=self.squares and self.squares[runs],
         )
 
     def with_runs(self, at: np.ndarray, other: History) -> History:
@@ -375,7 +391,8 @@ class History:
         """
 
         every_round = (slice(None), at)
-        places = {"federation": every_round, "test": every_round, "before": at, "after": at}
+        places: dict[str, Any] = {"federation": every_round, "test": every_round}
+        places |= dict.fromkeys(("before", "after", "squares"), at)
         changed: dict[str, Any] = {"control": None, "scores": None}
         for name, place in places.items():
             mine = getattr(self, name)
@@ -409,7 +426,8 @@ def join_runs(parts: Sequence[History], order: np.ndarray) -> History:
         if each[0] is None:
             return None
         arrays = zip(*(sums.arrays for sums in each), strict=True)
-        return Sums(*(np.concatenate(group, axis=axis).take(back, axis=axis) for group in arrays))
+        joined = (np.concatenate(group, axis=axis).take(back, axis=axis) for group in arrays)
+        return Sums(*joined, axis=each[0].axis)
 
     width = max(part.params.shape[1] for part in parts)
     scores = None
@@ -422,6 +440,7 @@ def join_runs(parts: Sequence[History], order: np.ndarray) -> History:
         test=join("test", 1),
         before=join("before", 0),
         after=join("after", 0),
+        squares=join("squares", 0),
         params=np.concatenate([_pad_columns(part.params, width) for part in parts])[back],
         seconds=sum(part.seconds for part in parts),
         control=None if first.control is None else _join_reports(parts, back),

@@ -26,8 +26,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Weyl increment o
 class Units:
     """Units of work. Unit i consists of rows `low[i]:high[i]` of the index, scaled as in `run[i]`.
 
-    `count` (u, c, k) holds the number of rows of each unit by label and group; the last group is
-    "not recorded".
+    `count` (u, c, k) holds the number of rows of each unit by label and group, or the sum of their
+    weights; the last group is "not recorded".
     """
 
     run: np.ndarray
@@ -69,8 +69,8 @@ class RowIndex:
     first
         The position in `starts` of the first client of each run.
     counts
-        Number of rows, by label and group, of the client that begins at each offset,
-        (offsets, c, k).
+        Number of rows, or the sum of their weights, by label and group, of the client that begins
+        at each offset, (offsets, c, k).
     test
         The test rows of each run.
     """
@@ -101,6 +101,16 @@ class RowIndex:
     def sizes(self) -> np.ndarray:
         """Rows of every client, (run, client)."""
         return np.stack([f.sizes for f in self.federations])
+
+    @property
+    def weighted_sizes(self) -> np.ndarray:
+        """What the rows of every client count together, (run, client): `sizes` without weights."""
+        return np.stack([f.weighted_sizes for f in self.federations])
+
+    @property
+    def row_weights(self) -> np.ndarray | None:
+        """The weight of each row of the data set; None if all count the same."""
+        return self.dataset.row_weights
 
     def clients(self, cohort: Cohort) -> Units:
         """The rows of each client of a cohort."""
@@ -151,16 +161,18 @@ def index_rows(federations: list[Federation]) -> RowIndex:
 
 
 def _count_cells(dataset: Dataset, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Count rows by label and group between consecutive offsets, (offsets, c, k).
+    """Count rows, or add up weights, by label and group between offsets, (offsets, c, k).
 
     The counts at the last offset, after which there are no rows, are zero.
     """
-    groups = len(dataset.group_names) + 1
+    groups = dataset.num_cells + 1
     pieces = len(offsets)
-    cell = dataset.labels[rows] * groups + dataset.groups[rows] % groups  # group -1 becomes last
+    cell = dataset.labels[rows] * groups + dataset.cells[rows] % groups  # group -1 becomes last
     piece = np.repeat(np.arange(pieces - 1), np.diff(offsets))
     cells = len(dataset.classes) * groups
-    flat = np.bincount(piece * cells + cell, minlength=pieces * cells)
+    weights = dataset.row_weights
+    weights = None if weights is None else weights[rows]
+    flat = np.bincount(piece * cells + cell, weights, minlength=pieces * cells)
     return flat.reshape(pieces, len(dataset.classes), groups).astype(np.float64)
 
 
@@ -249,9 +261,10 @@ def learning_rate(lr: np.ndarray, schedule: Schedule, *, round: int, rounds: int
 
 
 def full_cohort(federations: list[Federation]) -> Cohort:
-    """The cohort of all clients of all runs, with weights n_k / n."""
+    """The cohort of all clients of all runs, with weights n_k / n (of weighted rows: sums)."""
     clients = [np.arange(f.num_clients) for f in federations]
-    return make_cohort(clients, [f.sizes / f.offsets[-1] for f in federations], full=True)
+    sizes = [f.weighted_sizes for f in federations]
+    return make_cohort(clients, [each / max(each.sum(), 1) for each in sizes], full=True)
 
 
 def sample_cohort(
@@ -266,7 +279,8 @@ def sample_cohort(
     rule
         `size` draws with replacement, client k with probability n_k / n. Every draw has the weight
         1 / size; a client that is drawn twice trains once and has twice the weight. `uniform` draws
-        without replacement; the weight of client k is n_k divided by the rows of the cohort.
+        without replacement; the weight of client k is n_k divided by the rows of the cohort. If
+        rows have weights, n_k is the sum of those of the client.
     seeds, round
         The seed of each run and the round; together they determine the draws.
     """
@@ -275,14 +289,18 @@ def sample_cohort(
     for federation, seed in zip(federations, seeds, strict=True):
         rng = np.random.default_rng([int(seed), round, 0xC0])
         if rule == "size":
-            rows = rng.integers(federation.offsets[-1], size=size)
-            drawn = np.searchsorted(federation.offsets, rows, side="right") - 1
+            if federation.dataset.row_weights is None:
+                rows = rng.integers(federation.offsets[-1], size=size)
+                drawn = np.searchsorted(federation.offsets, rows, side="right") - 1
+            else:
+                ends = np.cumsum(federation.weighted_sizes)
+                drawn = np.searchsorted(ends[:-1], ends[-1] * rng.random(size), side="right")
             client, times = np.unique(drawn, return_counts=True)
             weight = times / size
         else:
             drawn = rng.choice(federation.num_clients, size, replace=False, shuffle=False)
             client = np.sort(drawn)
-            sizes = federation.offsets[client + 1] - federation.offsets[client]
+            sizes = federation.weighted_sizes[client]
             weight = sizes / max(sizes.sum(), 1)  # all weights are zero if the cohort has no rows
         chosen.append(client)
         weights.append(weight)
@@ -300,7 +318,8 @@ def make_cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: b
 def add_noise(sums: Sums, cohort: Cohort, spread: float, *, seeds: np.ndarray, round: int) -> Sums:
     """Add normal noise with standard deviation `spread` to every sum that a client sends."""
     arrays = [sums.count, sums.score, sums.decision]
-    return Sums(*add_normal(arrays, cohort, spread, seeds=seeds, round=round, stream=SUMS_STREAM))
+    noisy = add_normal(arrays, cohort, spread, seeds=seeds, round=round, stream=SUMS_STREAM)
+    return Sums(*noisy, axis=sums.axis)
 
 
 def add_normal(

@@ -80,7 +80,7 @@ class RoundLoop(TrainingLoop):
         return State(
             params=block,
             objective=algorithm.objective.init(self.index.runs, self.loop()),
-            weighting=algorithm.weighting.init(self.index.sizes),
+            weighting=algorithm.weighting.init(self.index.weighted_sizes),
             local=algorithm.objective.init_local(
                 self.index.runs, self.index.num_clients, self.loop()
             ),
@@ -137,7 +137,7 @@ class RoundLoop(TrainingLoop):
         lengths = path_length(self.settings.optimizer, task.steps, task.lr * task.mu)
         losses = None
         if reports is not None and reports.losses is not None:
-            losses = reports.losses.sum((1, 2)) / np.maximum(units.sizes, 1)
+            losses = reports.losses.sum((1, 2)) / np.maximum(units.count.sum((1, 2)), 1)
         local = LocalResults(received_sums, trained_sums, lengths, losses, squared_moves)
         coefficients, weighting = algorithm.weighting.coefficients(state.weighting, cohort, local)
         params, server = self._server_step(state, models, coefficients, cohort)
@@ -257,6 +257,8 @@ class RoundLoop(TrainingLoop):
         for epoch in range(self.settings.epochs):
             sums = self._measure_each(task.units, block)
             local = objective.local_price(sums, run=cohort.run, classes=classes)
+            if self.index.row_weights is not None:
+                local = local * _per_weight(task.units)[:, None, None, None]
             priced = task.epoch(epoch, task.price + local, origin)
             block = self.executor.train(priced, block, moments)
         return block
@@ -377,13 +379,15 @@ class RoundLoop(TrainingLoop):
         data = self.index.dataset
         runs = self.index.runs
         classes = len(data.classes)
-        cells = (classes, len(data.group_names) + 1)
+        cells = (classes, data.num_cells + 1)
         objective = self.algorithm.objective
         price = objective.price(state.objective, runs=runs, classes=classes)
         by_unit = (np.zeros((runs, *cells, classes)) + price)[cohort.run]
         if state.local is not None:
             by_unit += objective.own_price(state.local, cohort, classes=classes)
         terms = objective.terms(state.rules, cohort, units.count, by_unit)
+        if self.index.row_weights is not None:
+            terms = terms.scaled(_per_weight(units))
         client_keys = derive_seeds(self.seeds[cohort.run], self.index.keys(cohort))[:, None]
         fresh = derive_seeds(client_keys, 1 + t, np.arange(settings.epochs)[None, :])
         fixed = np.broadcast_to(client_keys, fresh.shape)
@@ -412,3 +416,14 @@ class RoundLoop(TrainingLoop):
         data = self.index.dataset
         features = data.features.shape[1]
         return self.model.init(int(seed), features=features, classes=len(data.classes))
+
+
+def _per_weight(units: Units) -> np.ndarray:
+    """Return 1 / the mean weight of each unit's rows, (u,); 0 if no row of a unit counts.
+
+    Executors multiply a row's gradient by its weight and divide the sum by the number of rows in
+    the batch. With this factor, the gradient of all rows is their weighted mean, and that of a
+    random batch has this expectation.
+    """
+    total = units.count.sum((1, 2))
+    return np.divide(units.sizes, total, out=np.zeros(len(units)), where=total > 0)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedgft.algorithms import METHODS, Algorithm, get_method, with_base
 from fedgft.algorithms.controller import ControlReport, TargetMissedWarning
-from fedgft.algorithms.registry import PerRun
+from fedgft.algorithms.registry import PerRun, bind_algorithm
 from fedgft.data.dataset import Federation
 from fedgft.engine.executors import choose_executor
 from fedgft.engine.history import History, ModelInputs, TrainingRecord
@@ -165,6 +165,7 @@ def simulate(
     name = algorithm if isinstance(algorithm, str) else "own algorithm"
     strengths = {"target": target, "lam": lam, "beta": beta}
     algorithm = _make_algorithm(algorithm, metric, strengths, base=base, local_target=local_target)
+    algorithm = bind_algorithm(algorithm, federations[0].dataset.axis)
     chosen = _find_metric(algorithm, metric)
     chosen.affine(len(federations[0].dataset.classes))  # raises if sums cannot carry the metric
     init = _check_init(init)
@@ -176,6 +177,7 @@ def simulate(
         _warn_of_scales(federations[0], model)
     rates = _check_rates(lr, len(run_seeds))
     settings.check_cohort(federations[0].num_clients)
+    _check_weights(federations, settings)
     index = index_rows(federations)
     try:
         loop = _make_loop(index, model, algorithm, settings, seeds=run_seeds, lr=rates)
@@ -187,6 +189,7 @@ def simulate(
         raise explained from error
     _warn_of_misses(history.control, settings.rounds, rates)
     inputs = {id(each): ModelInputs.of(each) for each in federations}
+    history = replace(history, squares=_sum_squares(federations, model, history.params))
     about = {"model": model, "method": name, "seeds": run_seeds.astype(np.int64), "lr": rates}
     record = _record(history, chosen, inputs=tuple(inputs[id(f)] for f in federations), **about)
     return replace(history, seconds=time.perf_counter() - started, record=record)
@@ -243,6 +246,41 @@ def _pair_runs(federations: Any, seeds: Any) -> tuple[list[Federation], np.ndarr
         text = f"there are {len(values)} for {len(each)} federations: give one seed per federation"
         raise FedgftError(f"`seeds`: {text}")
     return each, np.asarray(values, np.uint64)
+
+
+def _check_weights(federations: list[Federation], settings: Settings) -> None:
+    """Refuse weights with noise, whose size is that of rows, and clients whose rows have none."""
+    if federations[0].dataset.row_weights is None:
+        return
+    if settings.noise:
+        text = "is noise on numbers of rows, and these rows have weights: leave one out"
+        raise FedgftError(text, field="noise", kind="conflict")
+    if not all(federation.weighted_sizes.any() for federation in federations):
+        text = f"{federations[0].dataset.name}: no training row has a weight above 0"
+        raise FedgftError(text, kind="data")
+
+
+def _sum_squares(federations: list[Federation], model: Model, params: np.ndarray) -> Sums | None:
+    """Return the sums of squared weights over test rows, (run, ...); None without weights."""
+    data = federations[0].dataset
+    weights = data.row_weights
+    if weights is None:
+        return None
+    found = []
+    for federation, each in zip(federations, params, strict=True):
+        rows = federation.test
+        probs = predict_proba(federation, model, each, rows)
+        known = np.isfinite(probs).all()  # not if the run has diverged
+        sums = Sums.of(
+            probs if known else np.full(probs.shape, 1 / probs.shape[1]),
+            data.labels[rows],
+            data.cells[rows],
+            num_groups=data.num_cells,
+            weights=weights[rows] ** 2,
+        )
+        sums = replace(sums, axis=data.axis)
+        found.append(sums if known else sums.map(lambda array: np.nan * array))
+    return stack(found)
 
 
 def _make_algorithm(

@@ -13,6 +13,7 @@ from fedgft.engine.client_memory import ClientMemory
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.plan import RowIndex
 from fedgft.errors import import_extra
+from fedgft.metrics import GroupAxis
 from fedgft.optimizers import Moments, array_like
 from fedgft.settings import Settings
 from fedgft.sums import Sums
@@ -237,8 +238,8 @@ class ClientUpdates:
         training = LocalTraining(task.gradients * per_step, move)
         of_cohort = self._cohort_vectors(vectors, cohort)
         learned, change = self.clients.correction.learn(of_cohort, cohort, training)
-        total_rows = np.array([len(f.rows) for f in self.clients.index.federations])
-        share = task.units.sizes / total_rows[cohort.run]
+        total = np.array([f.weighted_sizes.sum() for f in self.clients.index.federations])
+        share = task.units.count.sum((1, 2)) / total[cohort.run]
         nothing = 0 * vectors.server
         self.server_change = executor.mix(share, change, nothing, cohort, self.server_change)
         executor.buffers.write(vectors.clients, self.clients.positions(cohort), learned)
@@ -254,6 +255,7 @@ PACKED_TYPES: dict[str, Any] = {  # `trees.boosting` adds its own
         LocalState,
         Moments,
         ClientNorms,
+        GroupAxis,
         State,
         Sums,
     )

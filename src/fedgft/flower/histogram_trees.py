@@ -368,7 +368,7 @@ def _compute_gradients(
     if type(output) is not int or not 0 <= output < p.shape[1] or np.abs(price).max() > 1e6:
         reader.fail("an output that there is not, or prices out of range")
     weight = np.ones(price.shape[:2])
-    columns = (y, y * groups + a % groups, np.zeros(len(y), np.int64))
+    columns = (y, y * groups + a % groups, np.zeros(len(y), np.int64), np.empty(0))
     scale = np.array(choose_scale(weight, price))
     packed = np.empty(len(y), np.int64)
     kernels.pack_gradients(0, len(y), p, columns, weight, price, output, scale, packed)

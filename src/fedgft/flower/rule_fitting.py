@@ -22,7 +22,7 @@ from fedgft.flower.run_state import SIGMAS
 from fedgft.flower.site_reports import FinalModel, SiteFile
 from fedgft.flower.site_scores import RELEASES, RULE, scores_epsilon
 from fedgft.formatting import join_names, one_line
-from fedgft.metrics import CATALOG, check_one_threshold, get_metric
+from fedgft.metrics import CATALOG, check_one_threshold, check_over_all_rows, get_metric
 from fedgft.privacy.noise import calibrate_noise
 from fedgft.rules import Acceptance, DecisionRule, adjust
 from fedgft.rules.adjustment import SHOWN_METRICS
@@ -126,7 +126,8 @@ def _read_gaps(config: Mapping[str, Any], key: str) -> dict[str, float]:
     for part in filter(None, (each.strip() for each in str(config.get(key, "")).split(","))):
         metric_name, _, text = part.partition("=")
         try:
-            metric = check_one_threshold(get_metric(metric_name.strip()))
+            metric = get_metric(metric_name.strip())
+            metric = check_over_all_rows(check_one_threshold(metric))
         except FedgftError as error:
             raise FedgftError(f"{part}: {error.message}", field=name) from None
         try:

@@ -414,7 +414,8 @@ class SecureSum:
             counts = total[:cells].reshape(labels, groups)
         values = total[counted:].reshape(-1, labels, groups, classes - bool(self.noise))
         if self.noise is None:
-            sums = Sums(counts, *values)
+            score, decision = values
+            sums = Sums(counts, score, decision)
         else:
             sums = self.noise.rebuild(counts, values[0])
         rows = {node: member.rows for node, member in members.items()}

@@ -48,7 +48,7 @@ from fedgft.flower.messages import (
 )
 from fedgft.flower.run_state import Checkpoint, RunState, wrapped_strategies
 from fedgft.flower.tree_rounds import BAGGING_CAUTION, BOOSTING, TreeRounds
-from fedgft.metrics import Metric, get_metric
+from fedgft.metrics import Metric, check_over_all_rows, get_metric
 from fedgft.metrics.robust_aggregation import TOLERANCE, norm_limit, size_limit
 from fedgft.sums import CategoryNames, Sums, stack
 from fedgft.validation import check_instance, check_number
@@ -106,7 +106,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         super().__post_init__()
         hint = "use one of flwr.serverapp.strategy; those of flwr.server.strategy are the old ones"
         check_instance("strategy", self.strategy, Strategy, hint)
-        self.metric = get_metric(self.metric)
+        self.metric = check_over_all_rows(get_metric(self.metric))
         self.state = RunState()
         self.trees = self._find_trees()
         if self.classes is not None and self.groups is not None:

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from fedgft.errors import FedgftError
+from fedgft.metrics.group_axis import MappedMetric
 from fedgft.metrics.metric import Labels, Metric, Probs, compared
 from fedgft.validation import format_value
 
@@ -129,8 +130,10 @@ def get_metric(metric: str | Metric) -> Metric:
         "eo" (equalized odds: true-positive and false-positive rates), "predictive-parity"
         (precision), "acc" (accuracy parity) or "fpr" (false-positive rates); several with weights,
         as in "sp+0.5*eop"; "sp@all" or "eop@all", for which the method fedgft trains at every
-        threshold of the scores; or a `Metric`, which is returned as it is. Long names, such as
-        "demographic_parity" or "equal opportunity", mean the same; see `resolve_name`.
+        threshold of the scores; "sp|department", which compares groups within each department, in
+        training (several columns: "sp|department,year"); or a `Metric`, which is returned as it is.
+        Long names, such as "demographic_parity" or "equal opportunity", mean the same; see
+        `resolve_name`.
 
     Returns
     -------
@@ -144,16 +147,36 @@ def get_metric(metric: str | Metric) -> Metric:
     'equal opportunity'
     >>> fedgft.get_metric("sp+0.5*eop").title
     'statistical parity and equal opportunity'
+    >>> fedgft.get_metric("sp|department").title
+    'statistical parity given department'
     """
     if isinstance(metric, Metric):
         return metric
     if not isinstance(metric, str):
         text = f"must be a name, as in 'sp', or a Metric, not {format_value(metric)}"
         raise FedgftError(text, field="metric")
+    metric, is_within, columns = metric.partition("|")
+    if is_within:
+        return _compare_within(metric, columns)
     parts = [_parse_part(part, metric) for part in metric.split("+")]
     if len({part.name for part, _ in parts}) < len(parts):
         raise FedgftError(f"`metric` {metric!r} names one metric twice")
     return parts[0][0] if len(parts) == 1 and parts[0][1] == 1 else combine(parts)
+
+
+def _compare_within(name: str, columns: str) -> Metric:
+    """Return the metric that compares groups within the strata of columns, such as "a,b"."""
+    asked = f"`metric` '{name}|{columns}'"
+    base = get_metric(name)
+    within = tuple(column.strip() for column in columns.split(","))
+    if base.parts or base.every_threshold:
+        text = f"{asked}: one metric at one threshold stands before `|`, not {base.name}"
+        raise FedgftError(text, kind="unsupported")
+    if not all(within):
+        raise FedgftError(f"{asked}: a column must follow `|`, as in {base.name}|department")
+    if len(set(within)) < len(within):
+        raise FedgftError(f"{asked} names a column twice")
+    return MappedMetric.of(base, within)
 
 
 def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
@@ -190,7 +213,12 @@ def _at_every_threshold(metric: Metric) -> Metric:
 
 
 def at_one_threshold(metric: Metric) -> Metric:
-    """Return the metric that is measured at one threshold: "sp" for "sp@all"."""
+    """Return the metric that is measured at one threshold over all rows of a group.
+
+    It is "sp" for "sp@all" and for "sp|department".
+    """
+    if isinstance(metric, MappedMetric) and metric.base is not None:
+        return metric.base
     return CATALOG[metric.name.partition("@")[0]] if metric.every_threshold else metric
 
 
@@ -199,6 +227,15 @@ def check_one_threshold(metric: Metric) -> Metric:
     if metric.every_threshold:
         usual = metric.name.partition("@")[0]
         text = f"{metric.name} is only for training with the method fedgft; here, write {usual}"
+        raise FedgftError(text, field="metric", kind="unsupported")
+    return metric
+
+
+def check_over_all_rows(metric: Metric) -> Metric:
+    """Return the metric; raise a `FedgftError` if it compares groups within strata."""
+    if metric.columns:
+        usual = metric.name.partition("|")[0]
+        text = f"{metric.name} is only for training in the simulator; here, write {usual}"
         raise FedgftError(text, field="metric", kind="unsupported")
     return metric
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.metrics.catalog import check_one_threshold, get_metric
+from fedgft.metrics.catalog import check_one_threshold, check_over_all_rows, get_metric
 from fedgft.metrics.metric import Metric, Value
 from fedgft.validation import NO_NUMBERS_AS_LABELS, check_indices
 
@@ -87,7 +87,7 @@ def gap(
         sensitive_features=sensitive_features,
         sample_weight=sample_weight,
     )
-    metric = check_one_threshold(get_metric(metric))
+    metric = check_over_all_rows(check_one_threshold(get_metric(metric)))
     labels, probs = _one_hot_classes(_read_labels(y_true), _read_array("y_pred", y_pred, 2))
     groups, names = _one_hot_groups(sensitive_features)
     if sample_weight is None:

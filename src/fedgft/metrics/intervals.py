@@ -103,6 +103,22 @@ def folded(low: Value, high: Value) -> Interval:
     return np.maximum(np.maximum(low, -high), 0.0), np.maximum(high, -low)
 
 
+def effective_counts(statistics: Statistics, squares: Statistics) -> Statistics:
+    """Return weighted statistics with the numbers of equally weighted rows that say as much.
+
+    A rate of n rows with weights w has the variance of a rate of (sum w)^2 / sum w^2 rows that all
+    count the same (Kish 1965), if weights and outcomes are independent. Rates stay as they are.
+
+    Parameters
+    ----------
+    statistics, squares
+        (..., 2, v, g): the sums of weights, and of their squares.
+    """
+    mass = statistics[..., 1:, :, :]
+    total = squares[..., 1:, :, :]
+    return statistics * np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+
+
 def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> Interval:
     """Return the 95% interval of the largest hard gap between two groups, under any condition.
 
@@ -111,13 +127,17 @@ def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> 
     metric
         The metric.
     statistics
-        (..., 2, v, g): counts, not means. Where a rate is not estimable, the limits are NaN.
+        (..., 2, v, g): counts, not means. Where a rate is not estimable, the limits are NaN; so are
+        those of a gap within strata, and of groups that were randomized.
     fewest
         The limits are NaN where a group has fewer rows than this under any condition.
     """
     statistics = np.asarray(statistics, dtype=float)
     rates = metric.rates(statistics)
     rows = statistics[..., 1, :, :]
+    if not metric.has_interval:
+        unknown = np.full(rates.shape[:-2], np.nan)
+        return unknown, unknown
     conditions, groups = rates.shape[-2:]
     i, j = np.triu_indices(groups, 1)
     z = simultaneous(groups, conditions)
@@ -138,6 +158,8 @@ def floor(metric: Metric, statistics: Statistics) -> Value:
     computed over a fixed set of draws, with an error of about 1%.
     """
     statistics = np.asarray(statistics, dtype=float)
+    if metric.is_estimate:  # its noise is that of the randomized response, above all
+        return np.full(statistics.shape[:-3], np.nan)
     pooled = metric.rates(statistics.sum(-1, keepdims=True))
     rows = np.where(statistics[..., 1, :, :] > 0, statistics[..., 1, :, :], np.nan)
     error = np.sqrt(pooled * (1 - pooled) / rows)
@@ -145,5 +167,10 @@ def floor(metric: Metric, statistics: Statistics) -> Value:
     if (conditions, groups) == (1, 2):
         return np.sqrt(2 / np.pi * (error**2).sum((-2, -1)))
     draws = np.random.default_rng(0).standard_normal((5000, conditions, groups))
-    each = [np.ptp(draws * e, axis=-1).max(-1).mean() for e in error.reshape(-1, *draws.shape[1:])]
+    errors = error.reshape(-1, *draws.shape[1:])
+    if metric.columns:
+        mass = np.nan_to_num(rows).reshape(errors.shape)
+        each = [metric.gap(draws * e, n).mean() for e, n in zip(errors, mass, strict=True)]
+    else:
+        each = [np.ptp(draws * e, axis=-1).max(-1).mean() for e in errors]
     return np.reshape(each, runs)

@@ -32,6 +32,7 @@ Groups = Float[Any, "n g"]  # A, one-hot; a row of zeros where it is not recorde
 Index = Int[np.ndarray, "n"]  # the class or group of each row
 PerSample = Float[Any, "n 2 v g"]  # numerators, then denominators
 Statistics = Float[Any, "*batch 2 v g"]  # their mean or sum over rows (and over clients)
+CellStatistics = Float[Any, "*batch 2 u k"]  # by entry of a `GroupAxis`, in place of groups
 Rates = Float[Any, "*batch v g"]
 Value = Float[Any, "*batch"]
 Price = Float[Any, "*batch c k c"]  # label, group (the last one: not recorded), class
@@ -151,9 +152,39 @@ class Metric:
 
     def readout(self, statistics: Statistics) -> Value:
         """Return the gap F (...), or NaN if a group has no rate because it is empty."""
-        xp = namespace(statistics)
-        rates = self.rates(statistics)
+        return self.gap(self.rates(statistics), statistics[..., 1, :, :])
+
+    def gap(self, rates: Rates, mass: Any) -> Value:
+        """Return F (...) from rates and their denominators, both (..., v, g)."""
+        xp = namespace(rates)
         return xp.amax(xp.amax(rates, -1) - xp.amin(rates, -1), -1)
+
+    def estimable(self, statistics: Statistics) -> Any:
+        """Return whether every group has a row of every event, (...): without one, no gap."""
+        return (statistics[..., 1, :, :] > 0).all((-2, -1))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns within whose strata groups are compared; see `MappedMetric`."""
+        return ()
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether `gap_interval` holds for the gap: rates are shares of rows in each group."""
+        return True
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether rates are estimated from groups that were randomized; see `MappedMetric`."""
+        return False
+
+    def arrange(self, statistics: CellStatistics) -> Statistics:
+        """Return sums by entry of the group axis as those of the groups; here, they are equal."""
+        return statistics
+
+    def to_cells(self, cotangent: Statistics, classes: int) -> CellStatistics:
+        """Return the adjoint of `arrange`: the price of each entry of the group axis."""
+        return cotangent
 
     def worst(self, statistics: Statistics) -> Pair:
         """Return the condition and the groups with the largest gap; all rates must be estimable."""
@@ -185,6 +216,11 @@ class Metric:
         """Return the weight of each condition in training (v,): 1, unless metrics were combined."""
         each = [np.full(stop - at, weight) for at, stop, _, weight in self.pieces(conditions)]
         return np.concatenate(each)
+
+    def gain_shares(self, conditions: int) -> tuple[np.ndarray, int]:
+        """Return how the controller divides its gain between the conditions: shares, number."""
+        weights = self.weights(conditions)
+        return weights / weights.sum(), len(weights)
 
     def pieces(self, conditions: int) -> list[tuple[int, int, "Metric", float]]:
         """Return which conditions belong to which part: (begin, end, metric, weight) for each."""
@@ -249,10 +285,12 @@ def _probe(metric: Metric, classes: int) -> tuple[np.ndarray, np.ndarray]:
 def price(metric: Metric, cotangent: Statistics, classes: int) -> Price:
     """Return d<cotangent, statistics>/dp for a row of each label and group: (..., c, g + 1, c).
 
+    With a `GroupAxis`, there is a price for each entry of the axis in place of each group.
+
     Rows without a recorded group have the price zero.
     """
     slope, _ = metric.affine(classes)
-    table = np.einsum("svyc,...svg->...ygc", slope, cotangent)
+    table = np.einsum("svyc,...svg->...ygc", slope, metric.to_cells(cotangent, classes))
     return np.concatenate((table, np.zeros_like(table[..., :1, :])), axis=-2)
 
 

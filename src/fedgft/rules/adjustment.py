@@ -11,7 +11,7 @@ from fedgft.auditing.inputs import combine_sites
 from fedgft.auditing.measurement import measure
 from fedgft.errors import FedgftError
 from fedgft.formatting import join_names, printable
-from fedgft.metrics import CATALOG, Metric, check_one_threshold, get_metric
+from fedgft.metrics import CATALOG, Metric, check_one_threshold, check_over_all_rows, get_metric
 from fedgft.rules.counts import RuleCounts, count_scores
 from fedgft.rules.decision_rule import KEY_BYTES, Acceptance, Cell, DecisionRule, check_key
 from fedgft.rules.expect import (
@@ -409,7 +409,7 @@ def read_limits(field: str, limits: Any) -> dict[Metric, float]:
         raise FedgftError(text, field=field)
     found = {}
     for name, limit in limits.items():
-        metric = check_one_threshold(get_metric(name))
+        metric = check_over_all_rows(check_one_threshold(get_metric(name)))
         gap = check_number(field, limit)
         if not 0 <= gap < 1:
             raise FedgftError(f"{metric.name}={gap:g}: must be at least 0 and below 1", field=field)

@@ -296,6 +296,10 @@ def data_hash(dataset: Dataset) -> str:
             digest.update(np.ascontiguousarray(array[at : at + HASH_ROWS]).data)
     names = (dataset.name, dataset.columns, dataset.classes, dataset.group_names)
     digest.update(json.dumps(names).encode())
+    if dataset.weights is not None:
+        digest.update(b"weights" + dataset.weights.tobytes())
+    if dataset.axis is not None:
+        digest.update(repr(dataset.axis).encode() + dataset.cells.tobytes())
     _data_hashes[dataset] = digest.hexdigest()
     return _data_hashes[dataset]
 

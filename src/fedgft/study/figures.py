@@ -231,7 +231,7 @@ def _make_column(study: Study, results: Sequence[Result], *, title: str) -> Colu
         curves.append(Curve(name, *style, r.history.rounds, r.history.test.accuracy(), gap))
     noise_floor = target = None
     if (where, kind) == ("test", "hard"):
-        noise_floor = mean_of(floor(metric, results[-1].test_sums.statistics(metric, "hard")))
+        noise_floor = mean_of(floor(metric, results[-1].history.count_decisions(metric)))
     if results[-1].has_target and kind == study.protocol.control:
         target = mean_of(results[-1].strength)
     longer = any((r.stretch > 1).any() for r in results)
@@ -569,7 +569,9 @@ def _draw_frontier(axis: Any, found: Frontier, where: str, low: float) -> None:
             accuracy, gap = point.mean(metric, where)
             look = {"ms": size, "mfc": "none", "mec": color, "mew": 1.3, "ls": "none", "zorder": 5}
             axis.plot(100 * gap, 100 * accuracy, sign, label=label, **look)
-    chance = mean_of(floor(metric, getattr(found.points[0], where).statistics(metric, "hard")))
+    share = found.study.dataset.effective_share
+    chance = share * getattr(found.points[0], where).statistics(metric, "hard")
+    chance = mean_of(floor(metric, chance))
     if chance is not None:
         axis.axvline(100 * chance, **NOISE_FLOOR)
     if found.target is not None:

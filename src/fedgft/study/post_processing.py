@@ -39,6 +39,12 @@ def check_rules(study: Study, metric: Metric, methods: Sequence[str]) -> None:
     wanted = [name for name in methods if name in RULE_METHODS]
     if not wanted:
         return
+    if data.row_weights is not None:
+        text = f"{wanted[0]} counts rows, and these have weights (`weight`): leave one of them out"
+        raise FedgftError(text, field="methods", kind="unsupported")
+    if data.axis is not None:
+        text = f"{wanted[0]} knows neither strata (`metric` with |) nor randomized groups"
+        raise FedgftError(text, field="methods", kind="unsupported")
     if metric.every_threshold:
         text = f"{metric.name} is for training with fedgft; {wanted[0]} has a threshold of its own"
         raise FedgftError(text, field="metrics", kind="unsupported")

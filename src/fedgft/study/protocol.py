@@ -31,7 +31,7 @@ from fedgft.data.partition import TestRows
 from fedgft.engine import Settings
 from fedgft.errors import FedgftError
 from fedgft.formatting import join_names
-from fedgft.metrics import Kind, Metric
+from fedgft.metrics import Kind, MappedMetric, Metric, bind_metric
 from fedgft.settings import PriceOn, Spread
 from fedgft.validation import check_choice
 
@@ -257,10 +257,15 @@ def check_groups(federation: Federation, metric: Metric) -> None:
     """
     data = federation.dataset
     names = data.group_names
+    metric = bind_metric(metric, data.axis)
     if len(names) < 2:
         found = f"only {names[0]!r}" if names else "none"
         text = f"{data.name}: fairness compares groups, and the column of `group` has {found}"
         raise FedgftError(text, kind="data")
+    if metric.columns and not _find_comparable(data, federation.rows).any():
+        column = ", ".join(metric.columns)
+        text = f"{data.name}: no value of {column} has rows of two groups: nothing is comparable"
+        raise FedgftError(text, field="metric", kind="data")
     empty = join_names([repr(names[g]) for g in empty_groups(federation, metric)])
     if empty:
         raise FedgftError(
@@ -281,10 +286,34 @@ def empty_groups(federation: Federation, metric: Metric) -> list[int]:
     rows = federation.rows[data.groups[federation.rows] >= 0]
     count = np.zeros((classes, len(data.group_names)))
     np.add.at(count, (data.labels[rows], data.groups[rows]), 1)
+    if isinstance(metric, MappedMetric) and metric.base is not None:
+        metric = metric.base
     proper = metric.proper_conditions(classes)
     events = np.einsum("vy,yg->vg", metric.affine(classes)[1][1], count)
     empty = (count.sum(0) == 0) | (events[proper] == 0).any(0)
     return np.flatnonzero(empty).tolist()
+
+
+def _find_comparable(data: Dataset, rows: np.ndarray) -> np.ndarray:
+    """Return which strata have rows of two groups among these, (strata,)."""
+    assert data.strata is not None
+    count = np.zeros((len(data.strata_names), len(data.group_names)), int)
+    known = rows[data.groups[rows] >= 0]
+    np.add.at(count, (data.strata[known], data.groups[known]), 1)
+    return (count > 0).sum(1) > 1
+
+
+def describe_lone_strata(data: Dataset, metric: Metric) -> str | None:
+    """A sentence that names the strata with rows of one group only; None if there are none."""
+    if not metric.columns or data.strata is None:
+        return None
+    lone = np.flatnonzero(~_find_comparable(data, np.arange(len(data))))
+    if not len(lone):
+        return None
+    names = join_names([repr(data.strata_names[s]) for s in lone])
+    return (
+        f"{metric.name}: rows of one group only, so no comparison, where {data.given[0]} is {names}"
+    )
 
 
 def without_groups(dataset: Dataset, groups: Sequence[int]) -> Dataset:

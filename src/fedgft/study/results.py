@@ -16,7 +16,7 @@ from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.dataset import Dataset
 from fedgft.engine import predict_proba
 from fedgft.formatting import format_points
-from fedgft.metrics import Metric, NotEstimableWarning
+from fedgft.metrics import MappedMetric, Metric, NotEstimableWarning
 from fedgft.metrics.catalog import at_one_threshold
 from fedgft.metrics.functions import (
     balanced_accuracy,
@@ -25,6 +25,7 @@ from fedgft.metrics.functions import (
     selection_rates,
 )
 from fedgft.metrics.intervals import FEW, floor, gap_interval
+from fedgft.metrics.metric import Statistics
 from fedgft.metrics.score_gaps import largest_gap_over_thresholds
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.study.study import Result, Study
@@ -66,7 +67,15 @@ def row(study: Study, result: Result) -> Row:
         **cell_columns(study, result.alpha, result.method, metric),
         "seeds": len(study.seeds),
         **mean_sd(values),
-        **decision_columns(study.dataset, metric, result.client_sums, result.test_sums),
+        **decision_columns(
+            study.dataset,
+            metric,
+            result.client_sums,
+            result.test_sums,
+            counts=result.history.count_decisions(metric),
+        ),
+        **marginal_columns(metric, result.client_sums, result.test_sums),
+        **({"randomized": study.dataset.randomized} if metric.is_estimate else {}),
         **_heterogeneity(cell, result),
         "seconds": result.history.seconds,
         "lr": mean_of(result.lr),
@@ -77,6 +86,26 @@ def row(study: Study, result: Result) -> Row:
         "base": study.protocol.base,
         "executor": result.history.executor,
     }
+
+
+def marginal_columns(metric: Metric, clients: Sums, test: Sums) -> Row:
+    """For a metric within strata: gaps of decisions beside it; for others, no columns.
+
+    `gap_marginal` and `gap_marginal_test`: the gap over all rows of each group. `gap_pooled_test`:
+    the mean of the signed differences within strata, weighted as by Mantel and Haenszel, of the two
+    groups that it is largest for; in it, differences of opposite sign cancel. `gap_largest_test`:
+    the largest gap within one stratum.
+    """
+    if not isinstance(metric, MappedMetric) or not metric.within or metric.base is None:
+        return {}
+    pooled, largest = metric.summarize(test.statistics(metric, "hard"))
+    values = {
+        "gap_marginal": clients.gap(metric.base, "hard"),
+        "gap_marginal_test": test.gap(metric.base, "hard"),
+        "gap_pooled_test": pooled,
+        "gap_largest_test": largest,
+    }
+    return {name: mean_of(each) for name, each in values.items()}
 
 
 def cell_columns(study: Study, alpha: float, method: str, metric: Metric) -> Row:
@@ -265,14 +294,19 @@ def client_rows(
     keys = result.federations[replicate].keys.tolist()
     table: dict[str, Any] = {
         "client": [names[key] if names else str(key) for key in keys],
-        "rows": map(int, after.rows().tolist()),
+        "rows": result.federations[replicate].sizes.tolist(),
         **{name: map(number, column.tolist()) for name, column in columns.items()},
     }
     return [dict(zip(table, line, strict=True)) for line in zip(*table.values(), strict=True)]
 
 
-def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums) -> Row:
+def decision_columns(
+    data: Dataset, metric: Metric, federation: Sums, test: Sums, *, counts: Statistics | None = None
+) -> Row:
     """The numbers behind accuracy and gap of decisions. Sums are (replicate, ...).
+
+    `counts`: what intervals and the noise floor are computed from, see `History.count_decisions`;
+    None: the sums over the test rows.
 
     `gap_hard_test_low` and `_high`: the 95% interval, averaged over replicates; None where every
     replicate has fewer than ten rows in some group. `fewest_rows`: the fewest rows behind a rate.
@@ -282,7 +316,7 @@ def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums
     `collapsed`: replicates that give nearly all rows the same class, on the clients' rows.
     `widest`: the groups behind the gap, the one with the higher rate first.
     """
-    decisions = test.statistics(metric, "hard")
+    decisions = test.statistics(metric, "hard") if counts is None else counts
     low, high = gap_interval(metric, decisions, fewest=FEW)
     columns: Row = {
         "gap_hard_test_low": mean_of(low),
@@ -300,7 +334,7 @@ def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums
 
 def _selection_rates(data: Dataset, sums: Sums) -> Row:
     """By group: the share given the positive one of two classes, or else the share by class."""
-    rates = selection_rates(sums)
+    rates = selection_rates(sums.by_group())
     by_group: Row = {}
     for g, group in enumerate(data.group_names):
         each = {name: mean_of(rates[:, g, c]) for c, name in enumerate(data.classes)}
@@ -333,7 +367,7 @@ def _heterogeneity(cell: str, result: Result) -> dict[str, float | None]:
     """
     after = result.history.after
     metric = result.metric
-    if after is None:
+    if after is None or metric.is_estimate:  # a client's own estimates may be negative
         return {"heterogeneity": None, "total_variation": None}
     each = [analyze(at_one_threshold(metric), after[i], "soft") for i in range(len(after.count))]
     variation = number(np.mean([found.total_variation for found in each]))
@@ -418,8 +452,8 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
     target = float(result.strength[replicate]) if result.has_target else None
     low = high = None
     if kind == "hard":
-        decisions = test.statistics(result.metric, kind)
-        low, high = (number(end) for end in gap_interval(result.metric, decisions, fewest=FEW))
+        counts = result.history.count_decisions(result.metric, replicate)
+        low, high = (number(end) for end in gap_interval(result.metric, counts, fewest=FEW))
     local: Row = {}
     is_reached = target is not None and gap <= target + TARGET_TOLERANCE
     if study.protocol.local_target is not None and result.has_target:

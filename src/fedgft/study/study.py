@@ -23,17 +23,11 @@ from fedgft.algorithms import Algorithm
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.data.dataset import Dataset, Federation, standardize
-from fedgft.data.partition import (
-    KINDS_WITH_ALPHA,
-    PartitionKind,
-    inner_split,
-    partition,
-    repeat_rows,
-)
+from fedgft.data.partition import KINDS_WITH_ALPHA, PartitionKind, inner_split, partition
 from fedgft.engine import History, Settings, simulate
 from fedgft.engine.history import join_runs
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
+from fedgft.metrics import Kind, Metric, NotEstimableWarning, bind_metric, get_metric
 from fedgft.metrics.functions import is_collapsed
 from fedgft.models import Trees, get_model
 from fedgft.settings import TARGET_TOLERANCE
@@ -161,8 +155,6 @@ class Study:
         Called with a description and the number of run-rounds done since the last call.
     checkpoints
         Where simulations leave checkpoints; None: nowhere.
-    weights
-        (n,) Weight of each row in training and in all measurements, see `repeat_rows`; None: 1.
     """
 
     dataset: Dataset
@@ -174,7 +166,6 @@ class Study:
     init: Callable[[Federation], np.ndarray] | None = None
     on_progress: OnProgress = ignore_progress
     checkpoints: Checkpoints | None = None
-    weights: np.ndarray | None = None
     _known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -188,6 +179,10 @@ class Study:
             settings = replace(self.protocol.settings, start="common")
             object.__setattr__(self, "protocol", replace(self.protocol, settings=settings))
 
+    def bind(self, metric: Metric) -> Metric:
+        """Return the metric of the groups behind the group axis of the data set's sums."""
+        return bind_metric(metric, self.dataset.axis)
+
     def run(self, alpha: float, method: str, metric: Metric) -> Result:
         """Train one cell."""
         return self.sweep(method, metric, [Point(alpha)])[0]
@@ -197,6 +192,7 @@ class Study:
 
         Methods that do not depend on the metric are trained once for all metrics.
         """
+        metric = self.bind(metric)
         needs = () if method in WITHOUT_STRENGTH else (metric.name, self.protocol.penalty)
         keys = {p: ("run", p, method, *needs) for p in points}
         cells = {p: self._open_cell(p, method, metric) for p in keys}
@@ -243,10 +239,7 @@ class Study:
                 train_rows=self.protocol.train_rows,
                 test_rows=self.protocol.test_rows,
             )
-            dealt = [deal(seed=seed) for seed in self.seeds]
-            if self.weights is not None:
-                self._known["dealt", alpha] = dealt  # inner splits come before repeated rows
-            self._known[key] = [self._scale(f, s) for f, s in zip(dealt, self.seeds, strict=True)]
+            self._known[key] = [self._scale(deal(seed=seed)) for seed in self.seeds]
         return self._known[key]
 
     def choose_lr(self, alpha: float) -> np.ndarray:
@@ -453,8 +446,8 @@ class Study:
         key = ("inner", alpha)
         if key not in self._known:
             scaled = self.federations(alpha)
-            pairs = zip(self._known.get(("dealt", alpha), scaled), self.seeds, strict=True)
-            self._known[key] = [self._scale(inner_split(f, seed=seed), seed) for f, seed in pairs]
+            pairs = zip(scaled, self.seeds, strict=True)
+            self._known[key] = [self._scale(inner_split(f, seed=seed)) for f, seed in pairs]
         at = np.arange(len(self.seeds)) if replicates is None else replicates
         copies = len(lr)
         shape = (copies, len(at))
@@ -512,10 +505,8 @@ class Study:
             resume=resume,
         )
 
-    def _scale(self, federation: Federation, seed: int) -> Federation:
-        """Repeat rows by their weights, and standardize the features if the protocol says so."""
-        if self.weights is not None:
-            federation = repeat_rows(federation, self.weights, seed=seed)
+    def _scale(self, federation: Federation) -> Federation:
+        """Standardize the features if the protocol says so."""
         return standardize(federation) if self.protocol.features == "standardized" else federation
 
 

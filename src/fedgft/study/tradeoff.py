@@ -30,6 +30,7 @@ from fedgft.errors import FedgftError, import_extra
 from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.metrics.functions import is_collapsed
 from fedgft.metrics.intervals import floor
+from fedgft.metrics.metric import Statistics
 from fedgft.study.cache import ResultCache
 from fedgft.study.post_processing import RULE_METHODS, SumsPair, apply_rules
 from fedgft.study.results import Row, cell_columns, decision_columns, mean_of, mean_sd, measure
@@ -221,6 +222,7 @@ def trace_frontier(
     fits
         Where Fairlearn's fits are kept; None: without pooled references.
     """
+    metric = study.bind(metric)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TargetMissedWarning)  # some targets are out of reach
         swept = sweep_methods(study, metric, alpha, methods, points=points, target=target)
@@ -354,10 +356,17 @@ def point_row(study: Study, metric: Metric, alpha: float, point: TradeoffPoint) 
         "seeds": len(point.test.count),
         "strength": point.strength,
         **mean_sd({name: values[name] for name in of_decisions}),
-        **decision_columns(study.dataset, metric, point.federation, point.test),
+        **decision_columns(
+            study.dataset, metric, point.federation, point.test, counts=_count(point, metric)
+        ),
         "gap_soft": mean_of(values["gap_soft"]),
         "gap_soft_test": mean_of(values["gap_soft_test"]),
     }
+
+
+def _count(point: TradeoffPoint, metric: Metric) -> Statistics | None:
+    """The counts for intervals, see `History.count_decisions`; None for references."""
+    return None if point.result is None else point.result.history.count_decisions(metric)
 
 
 def pareto_front(points: Sequence[TradeoffPoint], metric: Metric) -> list[TradeoffPoint]:
@@ -414,7 +423,10 @@ def best_within(
 def _above_floor(point: TradeoffPoint, metric: Metric) -> tuple[float, float]:
     """Accuracy, and the larger of the gap and its noise floor on these rows."""
     accuracy, gap = point.mean(metric, "federation")
-    chance = _mean(np.asarray(floor(metric, point.federation.statistics(metric, "hard"))))
+    share = 1.0
+    if point.result is not None:
+        share = point.result.federations[0].dataset.effective_share
+    chance = _mean(np.asarray(floor(metric, share * point.federation.statistics(metric, "hard"))))
     return accuracy, max(gap, chance) if np.isfinite(chance) else gap
 
 
@@ -427,8 +439,12 @@ def _mean(values: np.ndarray) -> float:
 
 
 def explain_no_rules(study: Study) -> str | None:
-    """Why there are no decision rules for this label; None if there are."""
+    """Why there are no decision rules for these rows; None if there are."""
     classes = len(study.dataset.classes)
+    if study.dataset.row_weights is not None:
+        return "rules count rows, and these have weights"
+    if study.dataset.axis is not None:
+        return "rules know neither strata nor randomized groups"
     return f"the label has {classes} classes" if classes != 2 else None
 
 

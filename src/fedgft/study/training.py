@@ -120,6 +120,7 @@ def compare_methods(
     Results are in the order alpha, metric, method. A decision rule (`RULE_METHODS`) has a row and
     no result of its own. The rows report missed targets, so there is no `TargetMissedWarning`.
     """
+    metrics = [study.bind(metric) for metric in metrics]
     for metric in metrics:
         check_rules(study, metric, methods)
     cells = list(product(alphas, metrics, methods))
@@ -175,9 +176,11 @@ class TrainedModel:
         95% interval of its accuracy on test rows.
         """
         last = self.comparison.rows[-1]
-        sums = self.result.test_sums[self.choice.replicate]
+        at = self.choice.replicate
+        sums = self.result.test_sums[at]
         models = {"the saved model": (float(sums.accuracy()), float(constant_accuracy(sums)))}
-        margins = [1.96 * _standard_error(sums), MARGIN]
+        squares = self.result.history.squares
+        margins = [1.96 * _standard_error(sums, squares and squares[at]), MARGIN]
         if last["accuracy"] is not None and last["seeds"] > 1:
             models["the mean over the replicates"] = (last["accuracy"], last["accuracy_constant"])
         for (name, pair), margin in zip(models.items(), margins, strict=False):
@@ -204,7 +207,8 @@ class TrainedModel:
         """The rates at which FedAvg and the model select each group on test rows."""
         at = self.choice.replicate
         data = self.study.dataset
-        each = [selection_rates(made.test_sums[at]) for made in (self.fedavg, self.result)]
+        models = (self.fedavg, self.result)
+        each = [selection_rates(made.test_sums[at].by_group()) for made in models]
         classes = range(len(data.classes))
         shown = [1] if len(data.classes) == 2 else classes
         return [
@@ -402,10 +406,13 @@ def _describe_excluded(dataset: Dataset) -> str:
     return ", ".join(f"{name} ({why})" for name, why in dataset.excluded)
 
 
-def _standard_error(sums: Sums) -> float:
-    """The standard error of the accuracy on these rows."""
+def _standard_error(sums: Sums, squares: Sums | None) -> float:
+    """The standard error of the accuracy on these rows; `squares`: of their weights, or None."""
     accuracy = float(sums.accuracy())
-    return float(np.sqrt(accuracy * (1 - accuracy) / max(1.0, float(sums.rows()))))
+    rows = float(sums.rows())
+    if squares is not None:
+        rows *= rows / max(float(squares.rows()), 1.0)
+    return float(np.sqrt(accuracy * (1 - accuracy) / max(1.0, rows)))
 
 
 def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
@@ -419,6 +426,10 @@ def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
     classes = np.array(data.classes)
     names = np.array([*data.group_names, None], object)  # the last: not recorded, -1
     groups = names[data.groups[rows]]
+    given = " & ".join(data.given)
+    strata = np.empty(0)
+    if data.strata is not None:
+        strata = np.array(data.strata_names, object)[data.strata]
     owner = np.full(len(rows), TEST_SITE, object)
     is_by_client = study.kind == "column" and len(data.client_names) <= MAX_SITES
     if is_by_client and data.clients is not None:
@@ -431,6 +442,9 @@ def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
             classes[scores[mine].argmax(1)],
             scores=scores[mine, 1] if len(classes) == 2 else scores[mine],
             sensitive_features={group: groups[mine]},
+            sample_weight=None if data.row_weights is None else data.row_weights[rows[mine]],
+            control_features={given: strata[rows[mine]]} if given else None,
+            randomized_groups=data.randomized or None,
             classes=data.classes,
             values={group: data.group_names},
             site=site,
@@ -563,6 +577,8 @@ def list_results(
     if last["accuracy_constant"] is not None:
         constant = format_percent(last["accuracy_constant"])
         lines.append(f"Always predicting the most frequent class: {constant} accurate.")
+    if "gap_marginal_test" in last:
+        lines.append(f"{names[last['method']]}: {describe_marginal(last)}")
     if last["floor"] is not None:
         lines.append(
             f"Noise floor: {format_points(last['floor'])} points, the gap that a perfectly fair "
@@ -869,8 +885,27 @@ def _describe_gap(row: Row) -> str:
     low = row["gap_hard_test_low"]
     high = row["gap_hard_test_high"]
     if low is None or high is None:
-        return f"{format_points(row['gap_hard_test'])} points ({FEW_ROWS})"
+        return f"{format_points(row['gap_hard_test'])} points ({_explain_no_interval(row)})"
     return format_gap(row["gap_hard_test"], low, high)
+
+
+def _explain_no_interval(row: Row) -> str:
+    """Why a gap has no interval."""
+    if row.get("randomized"):
+        return f"estimated from groups randomized with epsilon {row['randomized']:g}"
+    return "root mean square over strata" if "gap_marginal_test" in row else FEW_ROWS
+
+
+def describe_marginal(row: Row) -> str:
+    """The gaps beside one within strata: over all rows, pooled, and the largest one."""
+    all_rows, pooled, largest = (
+        format_points(row[f"gap_{name}_test"], unknown=NOT_ESTIMABLE)
+        for name in ("marginal", "pooled", "largest")
+    )
+    return (
+        f"Over all rows of each group the gap is {all_rows} points; within strata, the pooled gap "
+        f"(Mantel-Haenszel) is {pooled} points and the largest one {largest}."
+    )
 
 
 def _describe_rates(rates: Row, *, digits: int) -> str:

@@ -17,6 +17,8 @@ class Task:
     """Local training of some units: the data, the order of rows and the method.
 
     A method affects training only through `weights`, `labels`, `price`, `curve`, `mu` and `drift`.
+    Where the rows of the data set have weights, the executor multiplies a row's gradient by its
+    weight, and the tables are divided by the mean weight of each unit.
     `origin`, `drift` and `gradients` are arrays of the executor; all other arrays are NumPy arrays.
 
     Attributes

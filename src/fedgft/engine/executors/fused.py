@@ -61,7 +61,8 @@ class FusedExecutor:
         self.dtype = np.dtype(settings.dtype)
         self.table = _build_table(index, self.dtype)
         data = index.dataset
-        self.cells = len(data.classes) * (len(data.group_names) + 1) + 1  # and the row of zeros
+        self.axis = data.axis
+        self.cells = len(data.classes) * (data.num_cells + 1) + 1  # and the row of zeros
         rates = (optimizer.decoupled, optimizer.momentum, optimizer.second, optimizer.epsilon)
         self.rule = LocalOptimizer(
             optimizer.adaptive, *map(float, rates)
@@ -140,6 +141,7 @@ class FusedExecutor:
             units.count,
             np.stack((units.count - score, score), axis=-1),
             np.stack((units.count - positive, positive), axis=-1),
+            axis=self.axis,
         )
 
     def report(
@@ -235,7 +237,7 @@ def why_not_fused(
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-_stored: WeakKeyDictionary[Dataset, dict[str, tuple[Array, Array]]] = WeakKeyDictionary()
+_stored: WeakKeyDictionary[Dataset, dict[str, tuple[Array, ...]]] = WeakKeyDictionary()
 
 
 def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
@@ -245,7 +247,7 @@ def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
     """
     dataset = index.dataset
     rows, features = dataset.features.shape
-    groups = len(dataset.group_names) + 1
+    groups = dataset.num_cells + 1
     known = _stored.setdefault(dataset, {})
     if dtype.name not in known:
         line = CACHE_LINE // dtype.itemsize
@@ -254,12 +256,14 @@ def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
         x[:rows, :features] = dataset.features
         x[:rows, features] = 1
         cell = np.empty(rows + 1, dtype=np.int32)
-        cell[:rows] = dataset.labels * groups + dataset.groups % groups  # group -1 becomes the last
+        cell[:rows] = dataset.labels * groups + dataset.cells % groups  # group -1 becomes the last
         cell[rows] = 2 * groups  # the row of zeros: weight and price zero
-        known[dtype.name] = (x, cell)
-    x, cell = known[dtype.name]
+        given = index.row_weights
+        weight = np.empty(0) if given is None else np.append(given, 0.0)
+        known[dtype.name] = (x, cell, weight.astype(dtype))
+    x, cell, weight = known[dtype.name]
     mean, inverse = index.scaling(x.shape[1], dtype)
-    return Table(x, cell, index.rows, mean=mean, inverse=inverse, bias=features)
+    return Table(x, cell, index.rows, mean=mean, inverse=inverse, bias=features, weight=weight)
 
 
 def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:

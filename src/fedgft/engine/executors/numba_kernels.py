@@ -9,7 +9,8 @@ For every method, the derivative of a row's loss with respect to the logit is
 
     e = weight[cell] (p - y) + price[cell] p (1 - p),      cell = (label, group)
 
-so two small tables describe cross-entropy, reweighing and every fairness penalty.
+so two small tables describe cross-entropy, reweighing and every fairness penalty. Where rows have
+weights, e is multiplied by that of the row.
 
 Features are stored once for all runs. A run that standardizes them to x' = (x - mean) / spread
 transforms its parameters instead: u'x' = (u / spread)'x + (b - sum u mean / spread). The gradient
@@ -275,6 +276,9 @@ def _gradient(table, batch, weight, label, price, curve, vectors):
                 at = min(max(np.int64(z[q] * bins), 0), bins - 1)  # a NaN has no place
                 cost = price[c] + curve[c, at]
                 z[q] = weight[c] * (z[q] - label[c]) + cost * z[q] * (one - z[q])
+        if table.weight.shape[0] > 0:
+            for q in range(BLOCK):
+                z[q] *= table.weight[row[q]]
         add_rows(x, row, z, g)
     share = w.dtype.type(1.0 / batch.shape[0])
     for d in range(g.shape[0]):
@@ -424,6 +428,13 @@ def measure(begin, end, block_rows, table, work):
             dot_rows(x, row, w, z)
             for q in range(z.shape[0]):
                 z[q] = _sigmoid(z[q])
+            if table.weight.shape[0] > 0:
+                for q in range(BLOCK):
+                    c = cell[row[q]]
+                    count = np.float64(table.weight[row[q]])
+                    copies[q & 3, c, 0] += count * z[q]
+                    copies[q & 3, c, 1] += count if z[q] > 0.5 else 0.0
+                continue
             for q in range(BLOCK):  # rows past the end fall into the last cell, which is not read
                 c = cell[row[q]]
                 copies[q & 3, c, 0] += z[q]
@@ -458,13 +469,14 @@ def report(begin, end, block_rows, table, work):
                 logit = np.float64(z[q])
                 odds = math.exp(-abs(logit))
                 loss = max(logit, 0.0) + math.log1p(odds)
-                sums[i, c, 0] += loss - logit if c >= cells // 2 else loss
-                sums[i, c, 1] += logit
+                count = np.float64(table.weight[row[q]]) if table.weight.shape[0] > 0 else 1.0
+                sums[i, c, 0] += count * (loss - logit if c >= cells // 2 else loss)
+                sums[i, c, 1] += count * logit
                 if bins > 0:
                     score = 1.0 / (1.0 + odds)
                     score = score if logit >= 0 else 1.0 - score
                     at_bin = np.int64(score * bins)  # any number, if the model has diverged
-                    sums[i, c, 2 + max(0, min(at_bin, bins - 1))] += 1.0
+                    sums[i, c, 2 + max(0, min(at_bin, bins - 1))] += count
 
 
 @jit

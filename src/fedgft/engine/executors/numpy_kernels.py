@@ -31,6 +31,8 @@ class Table(NamedTuple):
         Mean and 1 / spread of the features, (run, width).
     bias
         Position of the column of ones.
+    weight
+        The weight of each row, (n + 1,), 0 for the row of zeros; empty if all rows count the same.
     """
 
     x: Array
@@ -39,6 +41,7 @@ class Table(NamedTuple):
     mean: Array
     inverse: Array
     bias: int
+    weight: Array
 
 
 class LocalOptimizer(NamedTuple):
@@ -203,6 +206,8 @@ def _gradient(u: Array, batch: Array, table: Table, work: Training, i: int) -> A
     if bins:
         at = np.minimum((np.nan_to_num(p) * bins).astype(np.int64), bins - 1)
         error = error + work.curve[i, cell, at] * p * (1 - p)
+    if len(table.weight):
+        error = error * table.weight[batch]
     g = (error @ x) / u.dtype.type(len(batch))
     return (g - table.mean[run] * g[table.bias]) * table.inverse[run]
 
@@ -214,8 +219,16 @@ def measure(begin: int, end: int, block_rows: int, table: Table, work: Measureme
         rows = table.rows[work.low[i] : work.high[i]]
         u = _read_difference(work.block[work.which[i]], table.bias, table.x.shape[1])
         p = _sigmoid(table.x[rows] @ _unscale(u, table, int(work.run[i])))
-        work.sums[i, :, 0] = np.bincount(table.cell[rows], weights=p, minlength=cells)
-        work.sums[i, :, 1] = np.bincount(table.cell[rows], weights=p > 0.5, minlength=cells)
+        for column, values in enumerate((p, p > 0.5)):
+            found = _weigh(values, table, rows)
+            work.sums[i, :, column] = np.bincount(table.cell[rows], found, minlength=cells)
+
+
+def _weigh(values: Array | None, table: Table, rows: Array) -> Array | None:
+    """Return the values of rows times their weights; None stands for a value of one."""
+    if not len(table.weight):
+        return values
+    return table.weight[rows] if values is None else values * table.weight[rows]
 
 
 def report(begin: int, end: int, block_rows: int, table: Table, work: Measurement) -> None:
@@ -229,11 +242,11 @@ def report(begin: int, end: int, block_rows: int, table: Table, work: Measuremen
         cell = table.cell[rows]
         label = cell >= cells // 2  # the last cell is that of the row of zeros
         loss = np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z))) - label * z
-        work.sums[i, :, 0] = np.bincount(cell, weights=loss, minlength=cells)
-        work.sums[i, :, 1] = np.bincount(cell, weights=z, minlength=cells)
+        for column, values in enumerate((loss, z)):
+            work.sums[i, :, column] = np.bincount(cell, _weigh(values, table, rows), cells)
         if bins:
             at = np.clip(np.nan_to_num(_sigmoid(z) * bins).astype(np.int64), 0, bins - 1)
-            counts = np.bincount(cell * bins + at, minlength=cells * bins)
+            counts = np.bincount(cell * bins + at, _weigh(None, table, rows), cells * bins)
             work.sums[i, :, 2:] = counts.reshape(cells, bins)
 
 

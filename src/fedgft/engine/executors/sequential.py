@@ -378,6 +378,8 @@ class ClientBuffers:
             at = (probs[:, 1] * bins).long().clamp(0, bins - 1)
             price = price + self.curve[cell, at].unsqueeze(1) * price.new_tensor([0.0, 1.0])
         pull = common.residual(probs, self.labels[cell], self.weights[cell], price) / size
+        if rows.weight is not None:
+            pull *= rows.weight[positions].unsqueeze(-1)
         pull = pull.to(logits.dtype)
         leaves = list(self.leaves.values())
         found = torch.autograd.grad(logits, leaves, pull, materialize_grads=True, allow_unused=True)

@@ -73,7 +73,7 @@ def capture_gradient(model: Model, shape: ProgramShape) -> Gradient:
 
     All arguments have a leading axis of models. `x` holds the rows of a batch, `labels` their
     labels by class, `weights` and `price` the entries of the method's tables for these rows, and
-    `share` the weight of each row in the mean, which is 0 for padding.
+    `share` the weight of each row in the mean of the batch, which is 0 for padding.
     """
     with torch.random.fork_rng(devices=[]):
         module = model.module(features=shape.batch[1], classes=shape.classes)
@@ -211,6 +211,7 @@ class _Group:
         The share of padding is 0.
         """
         rows = self.executor.rows
+        weights = self.executor.index.row_weights
         positions = np.zeros((len(self.sizes), len(self.units), self.width), dtype=np.int64)
         share = np.zeros(positions.shape)
         for j, unit in enumerate(self.units.tolist()):
@@ -218,6 +219,8 @@ class _Group:
             for s, batch in enumerate(chain.from_iterable(epochs)):
                 positions[s, j, : len(batch)] = rows.positions(batch)
                 share[s, j, : len(batch)] = 1.0 / len(batch)
+                if weights is not None:
+                    share[s, j, : len(batch)] *= weights[batch]
         return torch.as_tensor(positions, device=rows.device), rows.put(share)
 
 

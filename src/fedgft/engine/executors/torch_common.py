@@ -158,21 +158,27 @@ class DeviceRows:
         Mean and 1 / spread of the features of each run.
     used
         Row numbers of the stored rows on a GPU; None: all rows.
+    weight
+        The weight of each stored row; None: all rows count the same.
     """
 
     def __init__(self, index: RowIndex, settings: Settings, device: str) -> None:
         data = index.dataset
         self.device = torch.device(device)
         self.dtype = getattr(torch, settings.dtype)
-        self.groups = len(data.group_names) + 1
+        self.groups = data.num_cells + 1
         self.classes = len(data.classes)
         self.shape = data.features.shape[1:]
         self.used = np.unique(index.rows) if self.device.type == "cuda" else None
         self.features = self._upload(data.features)
-        cell = data.labels * self.groups + data.groups % self.groups
+        cell = data.labels * self.groups + data.cells % self.groups
         cell = cell if self.used is None else cell[self.used]
         self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
         self.cells = self.classes * self.groups
+        weight = index.row_weights
+        if weight is not None and self.used is not None:
+            weight = weight[self.used]
+        self.weight = None if weight is None else self.put(weight)
         self.scaled = any(f.mean is not None for f in index.federations)
         scaling = index.scaling(data.features.shape[1], np.dtype(settings.dtype))
         self.mean, self.inverse = (self.put(each) for each in scaling)
@@ -358,7 +364,8 @@ class TorchExecutor:
     def measure(self, units: Units, block: Tensor, which: np.ndarray) -> Sums:
         """Sums over the rows of each unit under model `block[which[i]]`."""
         shape = (*units.count.shape, self.rows.classes)
-        sums = Sums(units.count, np.empty(shape), np.empty(shape))
+        axis = self.index.dataset.axis
+        sums = Sums(units.count, np.empty(shape), np.empty(shape), axis=axis)
         with one_thread_per_operation(), self._torch_flags(), ExitStack() as stack:
             threads: Map = map  # CUDA libraries cache their choices per thread
             if self.threads > 1:
@@ -404,9 +411,15 @@ class TorchExecutor:
         unit = np.repeat(np.arange(len(at)), units.sizes[at])
         cell = unit * cells + self.rows.cell[rows].cpu().numpy()
         chosen = scores.argmax(1)
+        weights = self.index.row_weights
+        if weights is not None:
+            weights = weights[np.concatenate(parts)]
         for c in range(self.rows.classes):
-            decided = (chosen == c) + 0 * scores[:, c]  # NaN if the run diverged
-            for array, values in ((sums.score, scores[:, c]), (sums.decision, decided)):
+            score = scores[:, c]
+            decided = (chosen == c) + 0 * score  # NaN if the run diverged
+            if weights is not None:
+                score, decided = weights * score, weights * decided
+            for array, values in ((sums.score, score), (sums.decision, decided)):
                 flat = np.bincount(cell, weights=values, minlength=len(at) * cells)
                 array[at, ..., c] = flat.reshape(len(at), *sums.count.shape[1:])
 

@@ -183,7 +183,7 @@ class BoostingLoop(TrainingLoop):
             base=base,
             rounds=np.zeros(self.index.runs, np.int64),
             objective=self.algorithm.objective.init(self.index.runs, self.loop()),
-            weighting=self.algorithm.weighting.init(self.index.sizes),
+            weighting=self.algorithm.weighting.init(self.index.weighted_sizes),
             local=self.algorithm.objective.init_local(
                 self.index.runs, self.index.num_clients, self.loop()
             ),
@@ -308,7 +308,7 @@ class BoostingLoop(TrainingLoop):
         runs = self.index.runs
         data = self.index.dataset
         classes = len(data.classes)
-        shape = (runs, classes, len(data.group_names) + 1, classes)
+        shape = (runs, classes, data.num_cells + 1, classes)
         price = np.zeros(shape) + objective.price(state.objective, runs=runs, classes=classes)
         price = price.reshape(runs, 1, -1, classes)
         if objective.local_penalties or state.local is not None:
@@ -330,10 +330,11 @@ class BoostingLoop(TrainingLoop):
         """
         runs = self.index.runs
         row_weights = self.algorithm.objective.row_weights
-        total = np.array([len(f.rows) for f in self.index.federations])[cohort.run]
-        factor = np.maximum(coefficients, 0) * total / np.maximum(units.sizes, 1)
+        total = np.array([f.weighted_sizes.sum() for f in self.index.federations])[cohort.run]
+        mine = units.count.sum((1, 2))
+        factor = np.maximum(coefficients, 0) * total / np.maximum(mine, 1)
         cells = int(np.prod(units.count.shape[1:]))
-        if row_weights is None and np.allclose(factor[units.sizes > 0], 1, rtol=1e-12, atol=0):
+        if row_weights is None and np.allclose(factor[mine > 0], 1, rtol=1e-12, atol=0):
             return np.ones((runs, 1, cells))
         of_rows = np.ones_like(units.count) if row_weights is None else row_weights(units.count)
         out = np.zeros((runs, self.index.num_clients, cells))
@@ -394,12 +395,12 @@ class BoostingLoop(TrainingLoop):
         def add(begin: int, end: int) -> None:
             kernels.sum_scores(
                 *(begin, end, ranges, shift, (starts, rows.folds)),
-                *(state.margins, state.p, rows.cell, sums),
+                *(state.margins, state.p, (rows.cell, rows.weight), sums),
             )
 
         share_work(add, units.sizes + 1, self.settings.threads)
         score, decision = np.moveaxis(sums.reshape(*units.count.shape, classes, 2), -1, 0)
-        return Sums(units.count, score, decision)
+        return Sums(units.count, score, decision, axis=self.index.dataset.axis)
 
 
 def why_no_trees(algorithm: Algorithm, settings: Settings) -> str | None:

@@ -39,7 +39,8 @@ class TreeFit:
     ) -> Grown:
         """Grow the tree, and add its leaves to the margins."""
         loop = self.loop
-        scale = np.array(choose_scale(weight, price))
+        most = loop.rows.training_weight[self.training].max(initial=0.0)
+        scale = np.array(choose_scale(weight, price)) * _round_up(most)
         grown = grower.grow(
             int(loop.rows.federation[self.run]),
             shift=-self.training.start,
@@ -69,7 +70,7 @@ class TreeFit:
         size = at.stop - at.start
         packed = np.empty(size, np.int64)
         client = rows.client if max(len(weight), len(price)) > 1 else rows.no_client
-        columns = (rows.label[at], rows.cell[at], client[at])
+        columns = (rows.label[at], rows.cell[at], client[at], rows.training_weight[at])
         tables = match_tables(weight, price)
         scores = p[self.shift + at.start : self.shift + at.stop]
         pieces = np.linspace(0, size, 5).astype(np.int64)
@@ -99,6 +100,11 @@ def choose_scale(weight: np.ndarray, price: np.ndarray) -> tuple[float, float]:
     most_h = max(float(weight.max()) / 4, 1e-12)
     most_g = float(weight.max()) + spread / 4
     return tuple(2.0 ** (np.ceil(np.log2(most)) - kernels.BITS) for most in (most_g, most_h))
+
+
+def _round_up(most: float) -> float:
+    """Return the power of two that is at least the largest weight of a row; 1 without weights."""
+    return 2.0 ** np.ceil(np.log2(most)) if most > 0 else 1.0
 
 
 def match_tables(weight: np.ndarray, price: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -75,7 +75,7 @@ def pack_gradients(begin, end, p, rows, weight, price, output, scale, packed):
     p
         (rows, outputs): the probability of the second class, or of every class.
     rows
-        (label, cell, unit) of each row.
+        (label, cell, unit, weight) of each row; no weights: all rows count the same.
     weight, price
         (unit, cell) and (unit, cell, class).
     output
@@ -85,7 +85,7 @@ def pack_gradients(begin, end, p, rows, weight, price, output, scale, packed):
     packed
         (rows,): receives the result.
     """
-    label, cell, unit = rows
+    label, cell, unit, row_weight = rows
     classes = price.shape[2]
     scale_g = 1.0 / scale[G]
     scale_h = 1.0 / scale[H]
@@ -105,6 +105,9 @@ def pack_gradients(begin, end, p, rows, weight, price, output, scale, packed):
             h = score * (1.0 - score) * classes / (classes - 1.0)  # all outputs step at once
             g = w * (score - (1.0 if label[i] == output else 0.0))
             g += score * (price[u, c, output] - mean)
+        if len(row_weight) > 0:
+            g *= row_weight[i]
+            w *= row_weight[i]
         h *= w
         whole_g = np.int64(np.rint(g * scale_g))
         whole_h = max(np.int64(np.rint(h * scale_h)), np.int64(1 if w > 0 else 0))
@@ -437,7 +440,7 @@ def set_probabilities(begin, end, margins, p):
 
 
 @exact_jit
-def sum_scores(begin, end, ranges, shift, fold, margins, p, cell, sums):
+def sum_scores(begin, end, ranges, shift, fold, margins, p, rows, sums):
     """Sum scores and decisions by cell over the rows of units begin..end.
 
     Parameters
@@ -454,30 +457,32 @@ def sum_scores(begin, end, ranges, shift, fold, margins, p, cell, sums):
         decided by the model of its fold (1) or by model 0; and the flat array itself.
     margins, p
         (places, outputs).
-    cell
-        (rows,).
+    rows
+        The cell and the weight of each row; no weights: all rows count the same.
     sums
         (u, cell, class, 2): receives scores and decisions.
     """
     where, folds = fold
+    cell, weight = rows
     outputs = margins.shape[1]
     for i in range(begin, end):
         for row in range(ranges[i, 0], ranges[i, 1]):
             m = 1 + folds[where[i, 0] + row] if where[i, 1] else 0
             at = shift[i, m] + row
             c = cell[row]
+            count = weight[row] if len(weight) > 0 else 1.0
             best = 0
             if outputs == 1:
                 score = np.rint(p[at, 0] * FINE) / FINE
-                sums[i, c, 1, 0] += score
-                sums[i, c, 0, 0] += 1.0 - score
+                sums[i, c, 1, 0] += count * score
+                sums[i, c, 0, 0] += count * (1.0 - score)
                 best = 1 if margins[at, 0] > 0 else 0
             else:
                 for k in range(outputs):
-                    sums[i, c, k, 0] += np.rint(p[at, k] * FINE) / FINE
+                    sums[i, c, k, 0] += count * (np.rint(p[at, k] * FINE) / FINE)
                     if margins[at, k] > margins[at, best]:
                         best = k
-            sums[i, c, best, 1] += 1.0
+            sums[i, c, best, 1] += count
 
 
 @exact_jit

@@ -65,8 +65,26 @@ class BinnedRows:
     def cell(self) -> np.ndarray:
         """The cell of each row by label and group; the last group is "not recorded"."""
         data = self.index.dataset
-        groups = len(data.group_names) + 1
-        return self.label * groups + data.groups[self.index.rows] % groups
+        groups = data.num_cells + 1
+        return self.label * groups + data.cells[self.index.rows] % groups
+
+    @cached_property
+    def weight(self) -> np.ndarray:
+        """The weight of each row; empty if all rows count the same."""
+        weights = self.index.row_weights
+        return np.empty(0) if weights is None else weights[self.index.rows]
+
+    @cached_property
+    def training_weight(self) -> np.ndarray:
+        """The same with mean 1 over the training rows of each federation.
+
+        Penalties on leaves then mean the same for weights on any scale.
+        """
+        weight = self.weight.copy()
+        for f in np.unique(self.federation) if len(weight) else ():
+            low, test, high = self.ranges[int(np.argmax(self.federation == f))]
+            weight[low:high] /= weight[low:test].mean()
+        return weight
 
     @cached_property
     def client(self) -> np.ndarray:
