@@ -272,7 +272,7 @@ def measure(
         once.
     control_features
         One or two columns, given like `sensitive_features`, whose values divide the rows into
-        strata. The audit then compares groups within strata too.
+        strata. The audit then compares groups within strata too. None: there are no strata.
     randomized_groups
         The epsilon of k-ary randomized response, if the values of the sensitive features were
         randomized before they were stored; `values` must list all values. The audit corrects its
@@ -280,6 +280,7 @@ def measure(
     group_probabilities
         The probability that a row belongs to each group, if the group itself is not known, such as
         ``{"sex": {"woman": p_woman, "man": p_man}}``. They take the place of `sensitive_features`.
+        None: the groups are known.
     site
         The name of the site.
     threshold
@@ -437,9 +438,10 @@ def measure_file(
         The column with the weights of the rows, and one or two columns with strata. By default
         there are none.
     randomized_groups
-        As in `measure`.
+        As in `measure`. None: the groups are the true ones.
     group_probabilities
         As in `measure`, with the names of columns: ``{"sex": {"woman": "p_w", "man": "p_m"}}``.
+        None: the groups are known.
     site
         The name of the site; by default, the name of the file without its extension.
     values

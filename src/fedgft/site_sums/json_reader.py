@@ -205,9 +205,12 @@ class _FileReader:
             if few:  # the rows may lie anywhere in the possible bins
                 bins = np.flatnonzero(possible)
                 width = int(bins[-1] - bins[0]) + 1
-                scores[name] = {"first_bin": int(bins[0]), "histogram": [count], "widths": [width]}
-                if spec.is_weighted:
-                    scores[name]["weights"] = [weight]
+                scores[name] = {
+                    "first_bin": int(bins[0]),
+                    "histogram": [count],
+                    "widths": [width],
+                    "weights": [weight],
+                }
             entry = scores.get(name)
             key = f"scores[{repr(name)[:40]}]"
             if not isinstance(entry, dict):
