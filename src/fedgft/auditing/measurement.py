@@ -650,7 +650,25 @@ def _measure_table(
         probabilities=probabilities,
         **more,
     )
-    return _count_sites(read_batches(table, task), task, protection, on_rows)
+    batches = read_batches(table, task)
+    try:
+        return _count_sites(batches, task, protection, on_rows)
+    except FedgftError as error:
+        if error.kind == "data" and len(table.files.parts) > 1 and table.other is None:
+            _find_wrong_file(table, task)
+        raise
+
+
+def _find_wrong_file(table: Table, task: Measurement) -> None:
+    """Raise the error about values that cannot be counted once more, with the name of their file.
+
+    Nothing is raised for an error about all files together.
+    """
+    for part in table.split():
+        named = replace(task, source=part.files.source)
+        for batch in read_batches(part, named):
+            for _, rows in _split_sites(batch, named):
+                _count_rows(rows, named)
 
 
 def _choose_bins(bins: int | None, epsilon: float | None) -> int:

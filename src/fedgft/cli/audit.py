@@ -179,7 +179,7 @@ def measure(
     fedgft measure survey.csv --label y --group sex --score p --weight w
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
-    fedgft measure scored/ --join people.parquet --key id --label repaid --group sex --score p
+    fedgft measure scored/ --name north --label repaid --group sex --score p
     """
     require_values(classes=classes, group=group, score=score, given=given, key=key)
     if not data:
@@ -200,7 +200,7 @@ def measure(
     if site is None:
         name = table.files.name if name is None else name
         if name is None:
-            text = "`name` is missing: these files are one table of one site; name the site, or give one file"
+            text = "`name` is missing: these files are one table of one site; name the site"
             raise FedgftError(text, kind="missing")
         path = choose_site_file(name, out, json=json)
     else:
@@ -240,6 +240,8 @@ def measure(
         contents = [part.to_json(min_bin=min_bin) for part in parts]
         paths = name_site_files(parts, out) if path is None and not json else [path]
         texts = {place: text for place, text in zip(paths, contents, strict=True) if place}
+        if len(table.files.parts) > 1:
+            note(f"{table.files.source}: {len(table.files.parts):,} files")
         for line in (*parts[0].notes, *describe_rows(parts)):
             note(line)
         print_disclosure(parts, contents)

@@ -7,8 +7,9 @@ in memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from fedgft.data.table import (
 )
 from fedgft.data.table_parts import Part, choose_name, find_parts
 from fedgft.errors import FedgftError, LazyModule
-from fedgft.formatting import one_line
+from fedgft.formatting import one_line, printable
 from fedgft.validation import check_column_names, check_instance, check_path
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # texts that 
 SAMPLE_BYTES = 1 << 20  # of a CSV, to estimate its number of rows
 BATCH_ROWS = 250_000
 MATCHED = "\0matched"  # a column that marks rows with a match; no file has one of this name
+QUOTED = r"('[^']*'|\"[^\"]*\")"  # a text or a name in SQL
+DECIMAL = r"(?<![\w.])(\d+\.\d*|\.\d+)(?![\w.])"
 Schema = Mapping[str, Any]  # types of columns, by name
 NO_VALUES = "no values"  # the kind of a column without any
 
@@ -85,7 +88,8 @@ class TableFiles:
             if len(self.schemas) == 1:  # many times faster than one file after the other
                 files = [part.file for part in self.parts]
                 scans = [pl.scan_parquet(files, glob=False, hive_partitioning=False)]
-            return sum(scan.select(pl.len()).collect().item() for scan in scans)
+            with report_read_errors(first.file):
+                return sum(scan.select(pl.len()).collect().item() for scan in scans)
         with first.file.open("rb") as file:
             sample = file.read(SAMPLE_BYTES)
         total = sum(part.file.stat().st_size for part in self.parts)
@@ -171,10 +175,18 @@ class Table:
         """Return about how many rows `read_batches` yields; None if a condition decides it."""
         return None if self.where else self.files.estimate_rows()
 
+    def split(self) -> Iterator[Table]:
+        """Yield each file as a table of its own."""
+        for part in self.files.parts:
+            files = TableFiles(str(part.file), None, (part,), ((part, _read_schema(part)),))
+            yield replace(self, files=files)
+
     def read_batches(
         self, columns: Mapping[str, str], rows: int = BATCH_ROWS
     ) -> Iterator[pl.DataFrame]:
-        """Yield columns of the table, at most `rows` rows at a time, in the order of the files.
+        """Return columns of the table, at most `rows` rows at a time, in the order of the files.
+
+        The columns are checked, and the second table is read, before the first batch.
 
         Parameters
         ----------
@@ -189,13 +201,14 @@ class Table:
         scan = self.files.scan(own)
         wanted = list(columns)
         if self.other is not None:
-            scan = _match_rows(scan, _load(self.other, self.key, others), self.key)
+            frame = _load(self.other, self.key, others)
+            scan = _match_rows(scan, frame, self.key, source=self.other.source)
             wanted.append(MATCHED)
         if condition is not None:
             _check_condition(scan, condition, self.where)
             scan = scan.filter(condition)
         batches = self.files.collect(scan.select(_exactly(wanted)), own, rows)
-        yield from batches if self.other is None else self._require_match(batches, self.other)
+        return batches if self.other is None else self._require_match(batches, self.other)
 
     def _split_columns(self, columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """Return the names of the columns to read here, and those to read in the second table."""
@@ -356,34 +369,45 @@ def _is_text(*dtypes: Any) -> bool:
 
 
 def _load(table: TableFiles, key: Sequence[str], names: Sequence[str]) -> pl.DataFrame:
-    """Return columns of all rows that have a key; no two rows may have the same key."""
+    """Return columns of all rows that have a key."""
     columns = [*key, *names]
     batches = table.collect(table.scan(columns), columns, BATCH_ROWS)
     frame = pl.concat([table.scan(columns).head(0).collect(), *batches])
     frame = frame.with_columns(pl.selectors.float().fill_nan(None)).drop_nulls(list(key))
     if frame.height == 0:
-        raise data_error(table.source, "the file has no rows with a key")
-    repeated = frame.filter(frame.select(key).is_duplicated())
-    if repeated.height:
-        value = ", ".join(str(repeated[name][0]) for name in key)[:MAX_NAME_LENGTH]
-        text = f"`key` {' '.join(key)} '{value}' is in more than one row; each row needs its own"
-        raise data_error(table.source, text)
+        raise data_error(table.source, f"the file has no rows with a `key` {' '.join(key)}")
     return frame.with_columns(pl.lit(True).alias(MATCHED))
 
 
-def _match_rows(scan: pl.LazyFrame, frame: pl.DataFrame, key: Sequence[str]) -> pl.LazyFrame:
-    """Return the rows with the columns of the rows of a frame that have the same key."""
+def _match_rows(
+    scan: pl.LazyFrame, frame: pl.DataFrame, key: Sequence[str], *, source: str
+) -> pl.LazyFrame:
+    """Return the rows with the columns of the rows of a frame that have the same key.
+
+    Parameters
+    ----------
+    scan, frame
+        The rows, and the columns to add to them.
+    key
+        The columns that match the rows; no two rows of the frame may have the same key.
+    source
+        What error messages call the frame.
+    """
     schema = scan.select(_exactly(key)).collect_schema()
     for name in key:
         ours, theirs = schema[name], frame[name].dtype
-        if ours == theirs:
-            continue
         if ours.is_integer() and theirs.is_integer():  # what does not fit has no match
             frame = frame.with_columns(pl.col(name).cast(ours, strict=False))
-            continue
-        text = pl.col(name).map_batches(as_text, pl.String, is_elementwise=True)
-        scan = scan.with_columns(text)
-        frame = frame.with_columns(as_text(frame[name]))
+        elif ours != theirs:
+            text = pl.col(name).map_batches(as_text, pl.String, is_elementwise=True)
+            scan = scan.with_columns(text)
+            frame = frame.with_columns(as_text(frame[name]))
+    frame = frame.drop_nulls(list(key))
+    repeated = frame.filter(frame.select(key).is_duplicated())
+    if repeated.height:
+        value = ", ".join(str(repeated[name][0]) for name in key)[:MAX_NAME_LENGTH]
+        text = f"`key` {' '.join(key)} '{printable(value)}' is in more than one row"
+        raise data_error(source, f"{text}; each row needs its own")
     return scan.join(frame.lazy(), on=list(key), how="left", maintain_order="left")
 
 
@@ -391,17 +415,25 @@ def _match_rows(scan: pl.LazyFrame, frame: pl.DataFrame, key: Sequence[str]) -> 
 
 
 def _parse_condition(text: str) -> pl.Expr:
+    """Return a condition in SQL as an expression.
+
+    Polars reads 0.5 as a decimal number, and compares it with text as a text. It reads 0.5e0 as a
+    float, and refuses to compare it with text.
+    """
+    pieces = re.split(QUOTED, text)
+    pieces[::2] = [re.sub(DECIMAL, r"\g<0>e0", piece) for piece in pieces[::2]]
     try:
-        return pl.sql_expr(text)
+        return pl.sql_expr("".join(pieces))
     except pl.exceptions.PolarsError as error:
         raise _condition_error(text, error) from None
 
 
 def _check_condition(scan: pl.LazyFrame, condition: pl.Expr, text: str) -> None:
     """Raise a `FedgftError` if the condition cannot be evaluated, or is not true or false."""
+    empty = pl.DataFrame(schema=scan.collect_schema())
     try:
-        found = scan.select(condition).collect_schema()
-        scan.head(0).filter(condition).collect()
+        found = empty.select(condition).schema
+        empty.filter(condition)
     except pl.exceptions.PolarsError as error:
         raise _condition_error(text, error) from None
     if found.dtypes() != [pl.Boolean]:
