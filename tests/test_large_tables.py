@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgft.auditing import measure, measure_file, read_sums
-from fedgft.auditing.measurement import measure_sites
+from fedgft.auditing.measurement import find_bins, measure_sites
 from fedgft.cli import console, main
 from fedgft.data.table_scan import open_table
 from fedgft.errors import FedgftError
@@ -163,6 +163,17 @@ def test_names_without_rows_are_skipped(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"nothing")
     assert read_all(tmp_path).rows() == 30
+
+
+@pytest.mark.parametrize("bins", [2, 3, 7, 20, 49, 100, 333, 1000])
+def test_bins_are_exact_at_their_edges(bins):
+    """The smallest score of each bin, its neighbors in floating point, and random scores."""
+    edges = np.arange(bins + 1) / bins
+    near = [np.nextafter(edges, 0), edges, np.nextafter(edges, 1)]
+    scores = np.concatenate([*near, np.random.default_rng(bins).random(2000)])
+    wanted = np.searchsorted(edges[1:-1], scores, side="right")
+    assert find_bins(pl.Series(scores), bins).to_list() == wanted.tolist()
+    assert len(find_bins(pl.Series([None, 0.5]), bins)) == 2
 
 
 # The command

@@ -844,8 +844,8 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
         rows = frame.height
         frame = frame.filter(pl.col("w") > 0)
         weightless = rows - frame.height
-    labeled = frame.filter(pl.col("y").is_not_null())
-    counted = labeled.filter(pl.all_horizontal(pl.col("d", *scores).is_not_null()))
+    labeled = frame.drop_nulls("y")
+    counted = labeled.drop_nulls(["d", *scores])
     expanded = _expand_probabilities(counted, task)
     parts = []
     for s in range(max(1, len(scores))):
@@ -859,10 +859,13 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
             total = total * weight
         sums.append(total.sum().alias("total"))
         parts.append(expanded.group_by(keys).agg(sums))
+    known = [parts[0].select(groups)]
+    if counted.height < frame.height and not task.probabilities:
+        known.append(frame.select(groups))
     heaviest: Any = expanded["w"].max() if task.is_weighted else None
     return _Counts(
         pl.concat(parts),
-        (expanded if task.probabilities else frame).select(groups).unique(),
+        pl.concat(known).unique(),
         frame.height - labeled.height,
         labeled.height - counted.height,
         weightless,
@@ -899,12 +902,9 @@ def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     columns = [column for column in task.columns() if column.option not in numbers]
     values = {column.key: _replace_nan(batch[column.name]) for column in columns}
     frame = pl.DataFrame(values)
-    edges = np.arange(1, task.bins) / task.bins
     for i, name in enumerate(task.scores):
         score = _read_scores(batch[name], source=task.source)
-        # The bin i has i/bins <= score < (i+1)/bins. Rounding in score * bins could cross an edge.
-        bins = np.searchsorted(edges, score.to_numpy(), side="right")
-        frame = frame.with_columns(score.alias(f"s{i}"), pl.Series(f"b{i}", bins, dtype=pl.Int64))
+        frame = frame.with_columns(score.alias(f"s{i}"), find_bins(score, task.bins).alias(f"b{i}"))
     if task.weight is not None:
         frame = frame.with_columns(_read_weights(batch[task.weight], source=task.source).alias("w"))
     if task.probabilities:
@@ -920,6 +920,17 @@ def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     if len(names) <= 2:  # if there are two columns, the last is that of the positive class
         return frame.with_columns(d=(pl.col(names[-1]) >= task.threshold).cast(pl.Int64))
     return frame.with_columns(d=pl.concat_list(names).list.arg_max().cast(pl.Int64))
+
+
+def find_bins(scores: pl.Series, bins: int) -> pl.Series:
+    """Return the bin of each score; the bin i has i/bins <= score < (i+1)/bins."""
+    values = scores.fill_null(0.0).to_numpy()
+    edges = np.arange(bins + 1) / bins
+    edges[-1] = np.inf  # a score of 1 is in the last bin
+    found = np.minimum((values * bins).astype(np.int64), bins - 1)
+    found -= values < edges[found]  # rounding in the product may cross an edge
+    found += values >= edges[found + 1]
+    return pl.Series(found)
 
 
 def _replace_nan(series: pl.Series) -> pl.Series:

@@ -158,6 +158,12 @@ def measure(
         needs it.
     model_version
         Version of the model, such as 2.1. Sites with different versions are not audited together.
+    randomized_groups
+        The groups were randomized before they were stored, with this epsilon: every estimate is
+        corrected for it. --group must list all values, as in sex=man,woman.
+    group_probabilities
+        In place of --group: columns with the probability of each group, as in
+        sex=woman:p_woman,man:p_man.
     join
         A second table with other columns of the same rows, such as the groups. It has to fit into
         memory.
@@ -165,13 +171,6 @@ def measure(
         With --join: columns that match the rows of both tables.
     where
         Count only the rows that meet a condition in SQL, such as "year = 2025".
-
-    randomized_groups
-        The groups were randomized before they were stored, with this epsilon: every estimate is
-        corrected for it. --group must list all values, as in sex=man,woman.
-    group_probabilities
-        In place of --group: columns with the probability of each group, as in
-        sex=woman:p_woman,man:p_man.
 
     Examples
     --------
