@@ -471,7 +471,8 @@ def test_folders_that_are_no_table(tmp_path):
     for path, said in (
         (tmp_path / "empty", "a folder without .csv or .parquet files"),
         (tmp_path / "none*.csv", "no file matches"),
-        (tmp_path / "none", "the ending must be .csv or .parquet"),
+        (tmp_path / "none", "no such file or folder"),
+        (tmp_path / "none.txt", "the ending must be .csv or .parquet"),
         (tmp_path / "none.csv", "no such file"),
         ([], "path needs a file or a folder"),
     ):

@@ -73,6 +73,8 @@ def _list_files(path: str | Path) -> list[Path]:
     if place.is_dir():
         return _list_folder(place)
     if place.exists() or not glob.has_magic(str(place)):
+        if not place.suffix and not place.exists():
+            raise file_error(path, "no such file or folder")
         return [place]
     matches = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
     files = [f for each in matches for f in (_list_folder(each) if each.is_dir() else [each])]
