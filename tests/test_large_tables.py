@@ -138,7 +138,7 @@ def test_names_of_folders_are_unquoted_and_may_be_missing(tmp_path):
 
 def test_kinds_of_numbers_and_texts_may_differ_between_files(tmp_path):
     frame = make_rows(90)
-    types = [(pl.Int8, pl.String), (pl.Float64, pl.Categorical), (pl.Int64, pl.Enum("abc"))]
+    types = [(pl.Int8, pl.Enum("cab")), (pl.Float64, pl.Categorical), (pl.Int64, pl.Enum("abc"))]
     for i, (number, text) in enumerate(types):
         part = frame[30 * i : 30 * i + 30]
         write(
@@ -174,6 +174,13 @@ def test_bins_are_exact_at_their_edges(bins):
     wanted = np.searchsorted(edges[1:-1], scores, side="right")
     assert find_bins(pl.Series(scores), bins).to_list() == wanted.tolist()
     assert len(find_bins(pl.Series([None, 0.5]), bins)) == 2
+
+
+def test_a_group_without_counted_rows_is_a_group(tmp_path):
+    table = write(
+        pl.DataFrame({"y": [1, 0, None], "g": ["a", "a", "b"], "p": 0.5}), tmp_path / "t.csv"
+    )
+    assert set(read_all(table).sites["x"].tables) == {("a",), ("b",)}
 
 
 # The command
@@ -234,7 +241,9 @@ def test_the_bar_grows_if_there_are_more_rows_than_estimated():
 # A second table
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "text key", "small key", "folder", "two keys"])
+@pytest.mark.parametrize(
+    "kind", ["csv", "parquet", "text key", "small key", "large key", "folder", "two keys"]
+)
 def test_groups_of_a_second_table(tmp_path, kind):
     """As if the columns were in one table; keys of other types are the same keys."""
     frame = make_rows(500)
@@ -257,6 +266,9 @@ def test_groups_of_a_second_table(tmp_path, kind):
         other = other.with_columns(pl.col("id").cast(pl.String))
     elif kind == "small key":
         other = other.with_columns(pl.col("id").cast(pl.Int32))
+    elif kind == "large key":  # one of them does not fit the type of the other table
+        scored = write(frame.drop("g").cast({"id": pl.Int16}), scored)
+        other = other.with_columns(pl.col("id").replace(9999, 2**40 + 10))
     elif kind == "two keys":
         other = other.join(frame.select("id", "bank"), on="id", how="left")
         key = ["id", "bank"]
