@@ -28,7 +28,8 @@ from fedgft.auditing.arrays import (
     to_text,
 )
 from fedgft.data.encode import as_text, data_error, parse_numbers, put_positive_last
-from fedgft.data.table_scan import Table, open_table
+from fedgft.data.table_parts import Part
+from fedgft.data.table_scan import BATCH_ROWS, Table, open_table, read_schema
 from fedgft.errors import FedgftError
 from fedgft.formatting import format_count
 from fedgft.privacy.suppression import GroupValues, Protection
@@ -58,7 +59,6 @@ from fedgft.validation import (
     format_value,
 )
 
-BATCH_ROWS = 250_000
 MAX_SITES = 1_000  # largest number of sites in one table
 MAX_VALUES = 200  # largest number of different values of a label, group or decision column
 KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # if one of a pair occurs, these are both classes
@@ -683,7 +683,7 @@ def _choose_bins(bins: int | None, epsilon: float | None) -> int:
 
 def read_header(path: str | Path) -> list[str]:
     """Return the names of a file's columns."""
-    return open_table(path).columns
+    return list(read_schema(Part(Path(path), {})))
 
 
 def read_batches(source: TablePath | Table, task: Measurement) -> Iterator[pl.DataFrame]:

@@ -69,7 +69,7 @@ class TableFiles:
         parts = find_parts(paths)
         schemas: list[tuple[Part, Schema]] = []
         for part in parts:
-            schema = _read_schema(part)
+            schema = read_schema(part)
             if all(schema != known for _, known in schemas):
                 schemas.append((part, schema))
         source = str(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
@@ -178,7 +178,7 @@ class Table:
     def split(self) -> Iterator[Table]:
         """Yield each file as a table of its own."""
         for part in self.files.parts:
-            files = TableFiles(str(part.file), None, (part,), ((part, _read_schema(part)),))
+            files = TableFiles(str(part.file), None, (part,), ((part, read_schema(part)),))
             yield replace(self, files=files)
 
     def read_batches(
@@ -304,7 +304,7 @@ def _check_paths(name: str, value: Any) -> tuple[str | Path, ...]:
 # Files
 
 
-def _read_schema(part: Part) -> Schema:
+def read_schema(part: Part) -> Schema:
     """Check a file; return its columns and types, with the columns that its folders state."""
     file = check_table_file(part.file)
     with report_read_errors(file):
