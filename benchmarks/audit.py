@@ -36,7 +36,7 @@ def main() -> None:
         for file in _elsewhere(_tables, place, args.rows):
             _show(
                 _case(
-                    f"measure {file.suffix[1:]}, {args.rows:,}",
+                    f"measure {file.name}, {args.rows:,}",
                     [
                         "measure",
                         str(file),
@@ -49,11 +49,11 @@ def main() -> None:
                         "--score",
                         "p",
                         "--out",
-                        str(place / f"{file.suffix[1:]}.json"),
+                        str(place / f"{file.name}.json"),
                         "--name",
                         "big",
                     ],
-                    file.stat().st_size,
+                    sum(f.stat().st_size for f in (file, *file.glob("*")) if f.is_file()),
                 ),
                 args.json,
             )
@@ -82,7 +82,13 @@ def _tables(place: Path, rows: int) -> list[Path]:
     )
     frame.write_csv(place / "big.csv")
     frame.write_parquet(place / "big.parquet")
-    return [place / "big.csv", place / "big.parquet"]
+    for kind in ("csv", "parquet"):
+        folder = place / f"{kind}-files"
+        folder.mkdir()
+        for number, part in enumerate(frame.iter_slices(max(rows // 100, 1))):
+            file = folder / f"{number}.{kind}"
+            part.write_csv(file) if kind == "csv" else part.write_parquet(file)
+    return [place / name for name in ("big.csv", "big.parquet", "csv-files", "parquet-files")]
 
 
 def site_files(place: Path, sites: int) -> int:

@@ -47,6 +47,11 @@ CASES = {
     ),
     "measure_parquet": Case("`fedgft measure` of {} rows, Parquet", ROWS, FEW_ROWS),
     "measure_csv": Case("`fedgft measure` of {} rows, CSV", ROWS, FEW_ROWS),
+    "measure_folder": Case("`fedgft measure` of {} rows, 100 Parquet files", ROWS, FEW_ROWS),
+    "measure_csv_folder": Case("`fedgft measure` of {} rows, 100 CSV files", ROWS, FEW_ROWS),
+    "measure_join": Case(
+        "`fedgft measure --join` of {} rows, and a tenth as many with the groups", ROWS, FEW_ROWS
+    ),
     "predict": Case("`fedgft predict` of {} rows", (500_000, 5_000_000), (10_000, 100_000)),
     "compare": Case("`fedgft compare`, {} replicates", (20, 200), (2, 20)),
     "dirichlet": Case("Dirichlet partition, {} clients of 10 rows", CUT, FEW_CUT, command=False),

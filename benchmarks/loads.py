@@ -18,6 +18,7 @@ COHORT = 1000
 ROWS_EACH = 4
 ROUNDS = 12
 PIECE = 1_000_000
+PARTS = 100  # files of a folder
 TRAIN = [
     "--label",
     "y",
@@ -119,6 +120,42 @@ def measure_csv(size: int) -> list[str]:
         for number, piece in enumerate(_pieces(size)):
             piece.write_csv(file, include_header=number == 0)
     return ["measure", "big.csv", *MEASURE]
+
+
+def measure_folder(size: int) -> list[str]:
+    """Parquet, a file per hundredth of the rows, in folders that state the bank."""
+    for number, piece in enumerate(_pieces(size, size // PARTS)):
+        folder = Path("scored", f"bank=b{number % 10}")
+        folder.mkdir(parents=True, exist_ok=True)
+        piece.write_parquet(folder / f"part-{number}.parquet")
+    return ["measure", "scored", *MEASURE, "--group", "bank"]
+
+
+def measure_csv_folder(size: int) -> list[str]:
+    Path("scored").mkdir()
+    for number, piece in enumerate(_pieces(size, size // PARTS)):
+        piece.write_csv(Path("scored", f"part-{number}.csv"))
+    return ["measure", "scored", *MEASURE]
+
+
+def measure_join(size: int) -> list[str]:
+    """Predictions as in `measure_folder`; the groups of one person in ten rows in another table."""
+    import polars as pl
+
+    people = size // 10
+    rng = np.random.default_rng(1)
+    Path("scored").mkdir()
+    for number, piece in enumerate(_pieces(size, size // PARTS)):
+        key = pl.Series("id", rng.integers(people, size=len(piece)))
+        frame = piece.drop("race", "sex").with_columns(key)
+        frame.write_parquet(Path("scored", f"part-{number}.parquet"))
+    groups = {
+        "id": rng.permutation(people),
+        "race": rng.choice(["White", "Black", "Asian"], people),
+        "sex": rng.choice(["M", "F"], people),
+    }
+    pl.DataFrame(groups).write_parquet("people.parquet")
+    return ["measure", "scored", *MEASURE, "--join", "people.parquet", "--key", "id"]
 
 
 def predict(size: int) -> list[str]:
@@ -275,12 +312,12 @@ def _people(clients: int) -> Any:
     )
 
 
-def _pieces(rows: int) -> Any:
+def _pieces(rows: int, each: int = PIECE) -> Any:
     import polars as pl
 
     rng = np.random.default_rng(0)
-    for start in range(0, rows, PIECE):
-        n = min(PIECE, rows - start)
+    for start in range(0, rows, each):
+        n = min(each, rows - start)
         yield pl.DataFrame(
             {
                 "y": rng.integers(0, 2, n),
@@ -293,7 +330,10 @@ def _pieces(rows: int) -> Any:
 
 MAKE: dict[str, Callable[[int], list[str]]] = {
     f.__name__: f
-    for f in (train_parquet, train_csv, sites, bins, measure_parquet, measure_csv, predict, compare)
+    for f in (
+        *(train_parquet, train_csv, sites, bins, measure_parquet, measure_csv, measure_folder),
+        *(measure_csv_folder, measure_join, predict, compare),
+    )
 }
 WORK: dict[str, Callable[[int], Seconds]] = {
     "fedavg": lambda size: rounds(size, fair=False),

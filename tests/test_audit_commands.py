@@ -725,7 +725,7 @@ def test_what_says_how_to_go_on(sites, capsys):
     measured(capsys, sites)
     asked = ("--label", "y", "--group", "race", "--score", "p")
     code, _, err = run(capsys, "measure", "north.csv", "south.csv", *asked)
-    assert code == 2 and "`fedgft measure` takes one table" in err
+    assert code == 2 and "--name is missing: these files are one table of one site" in err
     code, _, err = run(capsys, "audit", "north.json", "north.json")
     assert code == 2 and "measure the other site under another name" in err
     code, _, err = run(capsys, "audit", "north.json", "--out", "north.csv")

@@ -27,8 +27,9 @@ from fedgft.auditing.arrays import (
     split_scores,
     to_text,
 )
-from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, put_positive_last
-from fedgft.data.table import NULL_VALUES, check_table_file, detect_separator, report_read_errors
+from fedgft.data.encode import as_text, data_error, parse_numbers, put_positive_last
+from fedgft.data.table_parts import Part
+from fedgft.data.table_scan import BATCH_ROWS, Table, open_table, read_schema
 from fedgft.errors import FedgftError
 from fedgft.formatting import format_count
 from fedgft.privacy.suppression import GroupValues, Protection
@@ -55,20 +56,18 @@ from fedgft.validation import (
     check_instance,
     check_integer,
     check_number,
-    check_path,
     format_value,
 )
 
-BATCH_ROWS = 250_000
 MAX_SITES = 1_000  # largest number of sites in one table
 MAX_VALUES = 200  # largest number of different values of a label, group or decision column
-MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # texts that mean missing, in CSV
 KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # if one of a pair occurs, these are both classes
 DEFAULT_BINS = 100
 DEFAULT_NOISY_BINS = 20  # every bin gets noise, so a noisy histogram has fewer bins
 PROBABILITY_SLACK = 0.001  # how far the probabilities of a row's groups may be from 1 in total
 SUM_COLUMNS = ("n", "w", "w2", "total")  # of a table of counts
 OnRows = Callable[[int], None]
+TablePath = str | Path | Sequence[str | Path]  # a file, a folder, a pattern or a list of them
 
 
 class _Column(NamedTuple):
@@ -402,7 +401,7 @@ def _split_probabilities(
 
 
 def measure_file(
-    path: str | Path,
+    path: TablePath | Table,
     *,
     label: str,
     group: str | Sequence[str] = (),
@@ -424,14 +423,18 @@ def measure_file(
     ignore_case: bool = False,
     date: str | datetime.date = "",
     model_version: str = "",
+    join: TablePath | None = None,
+    key: str | Sequence[str] = (),
+    where: str | None = None,
     on_rows: OnRows | None = None,
 ) -> SiteSums:
-    """Return the sums over the rows of a CSV or Parquet file, read in batches.
+    """Return the sums over the rows of a table in CSV or Parquet files, read in batches.
 
     Parameters
     ----------
     path
-        The file.
+        A CSV or Parquet file, a folder of such files, a glob pattern, or a list of these. A folder
+        may state a column of its rows, as in ``bank=north/rows.parquet``.
     label, group, score, decision
         The names of columns; see `measure` for what they hold. `decision` None: the scores decide.
     weight, given
@@ -443,11 +446,19 @@ def measure_file(
         As in `measure`, with the names of columns: ``{"sex": {"woman": "p_w", "man": "p_m"}}``.
         None: the groups are known.
     site
-        The name of the site; by default, the name of the file without its extension.
+        The name of the site; by default, the name of the folder, or of the file without its
+        extension. A pattern or a list has no default.
     values
         All values of a group column, by the name of the column. Other values are an error. Under
         noise, declared values also ensure that the names of groups reveal nothing about the data.
         None: the values that occur.
+    join, key
+        A second table with other columns of the same rows, such as their groups, and the columns
+        that match the rows of both tables. The second table is held in memory, its keys must
+        differ, and rows without a match have no values in its columns. None: there is none.
+    where
+        A condition in SQL for the rows to read, such as ``"year = 2025"``; all columns of a CSV
+        file are text. None: all rows.
     on_rows
         Called after each batch with the number of rows read. None: nothing is called.
     threshold, bins, classes, positive, min_cell, epsilon, delta, ignore_case
@@ -472,7 +483,7 @@ def measure_file(
     SiteSums(4 rows of 1 site: north; 2 groups by sex: f, m; classes no, yes, with scores)
     """
     (sums,) = _measure_table(
-        path,
+        _open(path, join, key, where),
         Protection(min_cell, epsilon, delta),
         on_rows,
         label=label,
@@ -497,7 +508,7 @@ def measure_file(
 
 
 def measure_sites(
-    path: str | Path,
+    path: TablePath | Table,
     *,
     site_column: str,
     label: str,
@@ -519,6 +530,9 @@ def measure_sites(
     ignore_case: bool = False,
     date: str | datetime.date = "",
     model_version: str = "",
+    join: TablePath | None = None,
+    key: str | Sequence[str] = (),
+    where: str | None = None,
     on_rows: OnRows | None = None,
 ) -> list[SiteSums]:
     """Return the sums of each site in a table that holds the rows of several sites.
@@ -528,14 +542,14 @@ def measure_sites(
     Parameters
     ----------
     path
-        A CSV or Parquet file.
+        A table, as in `measure_file`.
     site_column
         The column with the name of each row's site. A row without one is an error.
     label, group, score, decision, weight, given, randomized_groups, group_probabilities
         As in `measure_file`.
     threshold, bins, classes, positive, values
         As in `measure_file`.
-    min_cell, epsilon, delta, ignore_case, date, model_version, on_rows
+    min_cell, epsilon, delta, ignore_case, date, model_version, join, key, where, on_rows
         As in `measure_file`.
 
     Returns
@@ -560,7 +574,7 @@ def measure_sites(
     """
     check_instance("site_column", site_column, str, "it is the name of a column")
     return _measure_table(
-        path,
+        _open(path, join, key, where),
         Protection(min_cell, epsilon, delta),
         on_rows,
         site_column=site_column,
@@ -584,8 +598,15 @@ def measure_sites(
     )
 
 
+def _open(
+    path: TablePath | Table, join: TablePath | None, key: str | Sequence[str], where: str | None
+) -> Table:
+    """Return the table to measure, which may be open already."""
+    return path if isinstance(path, Table) else open_table(path, join=join, key=key, where=where)
+
+
 def _measure_table(
-    path: str | Path,
+    table: Table,
     protection: Protection,
     on_rows: OnRows | None,
     *,
@@ -601,7 +622,6 @@ def _measure_table(
     **more: Any,
 ) -> list[SiteSums]:
     """Return the sums of each site in a file: see `measure_sites`."""
-    check_path("path", path)
     check_instance("label", label, str, "it is the name of a column")
     for option in ("decision", "weight"):
         if more[option] is not None:
@@ -613,12 +633,16 @@ def _measure_table(
         check_instance("site", site, str)
     if positive is not None:
         check_instance("positive", positive, str)
+    name = table.files.name if site is None else site
+    if name is None and more.get("site_column") is None:
+        text = "`site` is missing: these files are one table of one site; name the site"
+        raise FedgftError(text, kind="missing")
     task = Measurement(
-        str(path),
+        table.files.source,
         label,
         check_column_names("group", group),
         check_column_names("score", score),
-        site=Path(path).stem if site is None else site,
+        site=name or "",
         classes=tuple(map(to_text, classes)),
         positive=positive,
         values=values or {},
@@ -628,7 +652,25 @@ def _measure_table(
         probabilities=probabilities,
         **more,
     )
-    return _count_sites(read_batches(path, task), task, protection, on_rows)
+    batches = read_batches(table, task)
+    try:
+        return _count_sites(batches, task, protection, on_rows)
+    except FedgftError as error:
+        if error.kind == "data" and len(table.files.parts) > 1 and table.other is None:
+            _find_wrong_file(table, task)
+        raise
+
+
+def _find_wrong_file(table: Table, task: Measurement) -> None:
+    """Raise the error about values that cannot be counted once more, with the name of their file.
+
+    Nothing is raised for an error about all files together.
+    """
+    for part in table.split():
+        named = replace(task, source=part.files.source)
+        for batch in read_batches(part, named):
+            for _, rows in _split_sites(batch, named):
+                _count_rows(rows, named)
 
 
 def _choose_bins(bins: int | None, epsilon: float | None) -> int:
@@ -643,39 +685,14 @@ def _choose_bins(bins: int | None, epsilon: float | None) -> int:
 
 def read_header(path: str | Path) -> list[str]:
     """Return the names of a file's columns."""
-    file = check_table_file(path)
-    with report_read_errors(file):
-        return _scan(file).collect_schema().names()
+    return list(read_schema(Part(Path(path), {})))
 
 
-def read_batches(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
+def read_batches(source: TablePath | Table, task: Measurement) -> Iterator[pl.DataFrame]:
     """Yield the columns that `task` names, `BATCH_ROWS` rows at a time."""
-    file = check_table_file(path)
-    with report_read_errors(file):
-        scan = _scan(file)
-        empty = scan.head(0).collect()
-        for column in task.columns():
-            get_column(empty, column.name, source=str(path), option=f"`{column.option}`")
-        exactly = selectors.by_name(*(column.name for column in task.columns()))  # no patterns
-        yield from scan.select(exactly).collect_batches(chunk_size=BATCH_ROWS)
-
-
-def _scan(file: Path) -> pl.LazyFrame:
-    """Open a file for reading in batches.
-
-    The columns of a CSV are read as text, so that the first rows do not determine their types; they
-    may be separated by commas, semicolons or tabs.
-    """
-    if file.suffix.lower() == ".parquet":
-        return pl.scan_parquet(file, glob=False)
-    return pl.scan_csv(
-        file,
-        glob=False,
-        separator=detect_separator(file),
-        infer_schema=False,
-        null_values=MISSING_VALUES,
-        low_memory=True,
-    )
+    table = source if isinstance(source, Table) else open_table(source)
+    columns = {column.name: column.option for column in task.columns()}
+    return table.read_batches(columns, BATCH_ROWS)
 
 
 # Counting
@@ -829,8 +846,8 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
         rows = frame.height
         frame = frame.filter(pl.col("w") > 0)
         weightless = rows - frame.height
-    labeled = frame.filter(pl.col("y").is_not_null())
-    counted = labeled.filter(pl.all_horizontal(pl.col("d", *scores).is_not_null()))
+    labeled = frame.drop_nulls("y")
+    counted = labeled.drop_nulls(["d", *scores])
     expanded = _expand_probabilities(counted, task)
     parts = []
     for s in range(max(1, len(scores))):
@@ -844,10 +861,13 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
             total = total * weight
         sums.append(total.sum().alias("total"))
         parts.append(expanded.group_by(keys).agg(sums))
+    known = [parts[0].select(groups)]
+    if counted.height < frame.height and not task.probabilities:
+        known.append(frame.select(groups))
     heaviest: Any = expanded["w"].max() if task.is_weighted else None
     return _Counts(
         pl.concat(parts),
-        (expanded if task.probabilities else frame).select(groups).unique(),
+        pl.concat(known).unique(),
         frame.height - labeled.height,
         labeled.height - counted.height,
         weightless,
@@ -884,12 +904,9 @@ def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     columns = [column for column in task.columns() if column.option not in numbers]
     values = {column.key: _replace_nan(batch[column.name]) for column in columns}
     frame = pl.DataFrame(values)
-    edges = np.arange(1, task.bins) / task.bins
     for i, name in enumerate(task.scores):
         score = _read_scores(batch[name], source=task.source)
-        # The bin i has i/bins <= score < (i+1)/bins. Rounding in score * bins could cross an edge.
-        bins = np.searchsorted(edges, score.to_numpy(), side="right")
-        frame = frame.with_columns(score.alias(f"s{i}"), pl.Series(f"b{i}", bins, dtype=pl.Int64))
+        frame = frame.with_columns(score.alias(f"s{i}"), find_bins(score, task.bins).alias(f"b{i}"))
     if task.weight is not None:
         frame = frame.with_columns(_read_weights(batch[task.weight], source=task.source).alias("w"))
     if task.probabilities:
@@ -905,6 +922,17 @@ def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     if len(names) <= 2:  # if there are two columns, the last is that of the positive class
         return frame.with_columns(d=(pl.col(names[-1]) >= task.threshold).cast(pl.Int64))
     return frame.with_columns(d=pl.concat_list(names).list.arg_max().cast(pl.Int64))
+
+
+def find_bins(scores: pl.Series, bins: int) -> pl.Series:
+    """Return the bin of each score; the bin i has i/bins <= score < (i+1)/bins."""
+    values = scores.fill_null(0.0).to_numpy()
+    edges = np.arange(bins + 1) / bins
+    edges[-1] = np.inf  # a score of 1 is in the last bin
+    found = np.minimum((values * bins).astype(np.int64), bins - 1)
+    found -= values < edges[found]  # rounding in the product may cross an edge
+    found += values >= edges[found + 1]
+    return pl.Series(found)
 
 
 def _replace_nan(series: pl.Series) -> pl.Series:

@@ -95,7 +95,7 @@ USUAL_OPTIONS = (  # what `--help` of the commands that train shows; `--help-all
 )
 OLD_NAMES = {"--min-count": "--min-cell", "--strategy": "--base"}  # options by another name
 WITH_USUAL_OPTIONS = ("train", "compare", "frontier")
-WITH_TABLES = (*WITH_USUAL_OPTIONS, "local")
+WITH_TABLES = (*WITH_USUAL_OPTIONS, "local", "measure")
 GLOBAL_OPTIONS = Group("With any command", sort_key=99)
 GLOBAL_FLAG = Parameter(group=GLOBAL_OPTIONS, negative="", show_default=False)
 GLOBAL_FLAGS = ("--quiet", "-q", "--verbose", "-v")

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 measurement = LazyModule("fedgft.auditing.measurement")
 comparison = LazyModule("fedgft.auditing.comparison")
 report_files = LazyModule("fedgft.auditing.report_files")
+table_scan = LazyModule("fedgft.data.table_scan")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
 site_sums = LazyModule("fedgft.site_sums")
@@ -66,7 +68,7 @@ FILE_WIDTH = 10_000  # characters per line of a table, where no terminal limits 
 
 
 def measure(
-    data: Place | None = None,
+    data: Annotated[tuple[Place, ...], Some] = (),
     *,
     label: str | None = None,
     group: Columns | None = None,
@@ -93,14 +95,18 @@ def measure(
     group_probabilities: str | None = None,
     date: str | None = None,
     model_version: str | None = None,
+    join: Place | None = None,
+    key: Columns | None = None,
+    where: str | None = None,
 ) -> None:
     """Count the predictions of one site. The result is a file of sums; rows stay at the site.
 
     Parameters
     ----------
     data
-        A CSV or Parquet file with one row per person. Required. The columns of a CSV file are
-        separated by commas, semicolons or tabs.
+        A CSV or Parquet file with one row per person; or a folder of such files, a pattern such as
+        "scored-*.parquet", or several files. Required. The columns of a CSV file are separated by
+        commas, semicolons or tabs. Folders may state a column, as in bank=north/rows.parquet.
     label
         Column with the true outcome. Required.
     group
@@ -119,7 +125,7 @@ def measure(
     site
         Column with the site of each row, if the table holds several sites. Each site gets a file.
     name
-        Name of the site [default: the name of the table].
+        Name of the site [default: the name of the file or folder].
     out
         File for the sums [default: NAME.json]. With --site, a folder [default: the current one].
         Folders are created. A file with other content is not replaced.
@@ -152,13 +158,19 @@ def measure(
         needs it.
     model_version
         Version of the model, such as 2.1. Sites with different versions are not audited together.
-
     randomized_groups
         The groups were randomized before they were stored, with this epsilon: every estimate is
         corrected for it. --group must list all values, as in sex=man,woman.
     group_probabilities
         In place of --group: columns with the probability of each group, as in
         sex=woman:p_woman,man:p_man.
+    join
+        A second table with other columns of the same rows, such as the groups. It has to fit into
+        memory.
+    key
+        With --join: columns that match the rows of both tables.
+    where
+        Count only the rows that meet a condition in SQL, such as "year = 2025".
 
     Examples
     --------
@@ -166,15 +178,17 @@ def measure(
     fedgft measure survey.csv --label y --group sex --score p --weight w
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
+    fedgft measure scored/ --name north --label repaid --group sex --score p
     """
-    require_values(classes=classes, group=group, score=score, given=given)
-    if data is None:
+    require_values(classes=classes, group=group, score=score, given=given, key=key)
+    if not data:
         text = "`data` is missing: a CSV or Parquet file with one row per person"
         raise FedgftError(text, kind="missing")
     for field, value, least in (("min_bin", min_bin, 1), ("min_cell", min_cell, 0)):
         require(value >= least, f"`{field}` {value}: must be at least {least}")
         require(value <= MAX_COUNT, f"`{field}` {value}: must be at most {MAX_COUNT:,}")
-    known = measurement.read_header(data)
+    table = table_scan.open_table(data, join=join, key=key or (), where=where)
+    known = table.columns
     require_column("label", label, "the column with the true outcome", known)
     columns, values = parse_groups(group or (), known)
     if group_probabilities is None:
@@ -183,7 +197,10 @@ def measure(
         raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
     path = None
     if site is None:
-        name = data.stem if name is None else name
+        name = table.files.name if name is None else name
+        if name is None:
+            text = "`name` is missing: these files are one table of one site; name the site"
+            raise FedgftError(text, kind="missing")
         path = choose_site_file(name, out, json=json)
     else:
         require(name is None and not json, "`site` excludes `name` and --json", kind="conflict")
@@ -214,14 +231,16 @@ def measure(
     }
     with nullcontext() if report is None else open_folder(report, "`report`"):
         with bar() as progress:
-            task["on_rows"] = progress.rows
+            task["on_rows"] = partial(progress.rows, total=table.estimate_rows())
             if site is None:
-                parts = [measurement.measure_file(data, site=name, **task)]
+                parts = [measurement.measure_file(table, site=name, **task)]
             else:
-                parts = measurement.measure_sites(data, site_column=site, **task)
+                parts = measurement.measure_sites(table, site_column=site, **task)
         contents = [part.to_json(min_bin=min_bin) for part in parts]
         paths = name_site_files(parts, out) if path is None and not json else [path]
         texts = {place: text for place, text in zip(paths, contents, strict=True) if place}
+        if len(table.files.parts) > 1:
+            note(f"{table.files.source}: {len(table.files.parts):,} files")
         for line in (*parts[0].notes, *describe_rows(parts)):
             note(line)
         print_disclosure(parts, contents)

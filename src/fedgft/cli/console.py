@@ -510,11 +510,22 @@ class Bar:
         self.progress.update(self.task, description=escape(what), advance=amount, total=total)
         self._log(self.task, what)
 
-    def rows(self, done: int) -> None:
-        """Show how many rows of a table have been read; its length is not known yet."""
+    def rows(self, done: int, total: int | None = None) -> None:
+        """Show how many rows of a table have been read.
+
+        Parameters
+        ----------
+        done
+            The number of rows.
+        total
+            All rows of the table, roughly. None: their number is not known.
+        """
         if self.task is None:
-            self.task = self.progress.add_task("", total=None)
-        self.progress.update(self.task, description=f"{done:,} rows read")
+            self.task = self.progress.add_task("", total=total)
+        text = f"{done:,} rows read"
+        total = None if total is None else max(done, total)
+        self.progress.update(self.task, description=text, completed=done, total=total)
+        self._log(self.task, text)
 
     def fetch(self, what: str, done: int, total: int | None) -> None:
         """Show how much of something has been fetched; `total` is None if that is not known."""

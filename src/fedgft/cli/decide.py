@@ -26,6 +26,7 @@ else:
 # Loaded when a command runs, so that help is printed at once.
 encode = LazyModule("fedgft.data.encode")
 measurement = LazyModule("fedgft.auditing.measurement")
+table_scan = LazyModule("fedgft.data.table_scan")
 np = LazyModule("numpy")
 tables = LazyModule("fedgft.data.table")
 
@@ -352,7 +353,7 @@ def _get_values(frame: "pl.DataFrame", name: str, file: Path, option: str) -> "p
     """Return a column with null for the values that `fedgft measure` takes as missing."""
     series = encode.get_column(frame, name, source=str(file), option=f"`{option}`")
     if _is_csv(file):
-        return series.set(series.is_in(measurement.MISSING_VALUES), None)
+        return series.set(series.is_in(table_scan.MISSING_VALUES), None)
     return series.fill_nan(None) if series.dtype.is_float() else series
 
 

@@ -52,7 +52,7 @@ from fedgft.data.features import (
 )
 from fedgft.data.join import NAMES_CLIENT, find_client_names, join_tables
 from fedgft.errors import FedgftError, LazyModule
-from fedgft.formatting import format_count
+from fedgft.formatting import format_count, printable
 from fedgft.metrics.group_axis import MAX_STRATA
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
 from fedgft.validation import (
@@ -623,27 +623,29 @@ def _count_fitting_rows(text: str, separator: str) -> tuple[float, int]:
 
 @contextmanager
 def report_read_errors(file: Path) -> Iterator[None]:
-    """Turn the errors of a file reader into a `FedgftError` of one line.
-
-    Some damaged files make Polars panic; that error is not a subclass of `Exception`.
-    """
+    """Turn the errors of a file reader into a `FedgftError` of one line."""
     try:
         yield
     except FedgftError:
         raise
-    except (
-        pl.exceptions.PolarsError,
-        pl.exceptions.PanicException,
-        OSError,
-        ValueError,
-        csv.Error,
-    ) as error:
+    except read_errors() as error:
         kind = file.suffix[1:].upper()
-        raise file_error(file, f"cannot be read as {kind}: {_first_line(error)}") from None
+        raise file_error(file, f"cannot be read as {kind}: {first_line(error)}") from None
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["unreadable"])[0][:160]
+def read_errors() -> tuple[type[BaseException], ...]:
+    """Return the errors that readers of files raise.
+
+    Some damaged files make Polars panic; that error is not a subclass of `Exception`.
+    """
+    polars = pl.exceptions
+    return (polars.PolarsError, polars.PanicException, OSError, ValueError, csv.Error)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, for a message."""
+    line = (str(error).strip().splitlines() or ["unreadable"])[0]
+    return printable(line.replace("`", "'"))[:160]  # backquotes would name a setting
 
 
 def to_polars(frame: Any, name: str = "frame") -> pl.DataFrame:
@@ -668,7 +670,7 @@ def to_polars(frame: Any, name: str = "frame") -> pl.DataFrame:
     try:
         return pl.DataFrame([_to_polars_series(column) for column in table.iter_columns()])
     except (pl.exceptions.PolarsError, nw.exceptions.NarwhalsError, TypeError, ValueError) as error:
-        text = f"cannot be read as a table: {_first_line(error)}"
+        text = f"cannot be read as a table: {first_line(error)}"
         raise FedgftError(text, field=name) from None
 
 
