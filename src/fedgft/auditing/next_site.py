@@ -19,8 +19,13 @@ whose interval of tau is `spread_low` to `spread_high`), and is independent of m
 of that distribution gives a tau_c with Q(tau_c^2) = c (0 if even Q(0) < c), and the true gap at the
 next site is distributed as the mixture, over c, of normal distributions with the mean m(tau_c) and
 the variance tau_c^2 + 1 / sum w_k(tau_c). Its quantiles are the limits. If all v_k are 0, they are
-those of the t interval with K - 1 degrees of freedom, y +- t s sqrt(1 + 1/K). If the sites do not
-differ at all, they are conservative.
+those of the t interval with K - 1 degrees of freedom, y +- t s sqrt(1 + 1/K).
+
+From 5 sites on, one degree of freedom is given up, as in the usual interval: c is that of a
+chi-squared distribution with K - 2 degrees of freedom, times (K - 1) / (K - 2). This makes the
+interval 15% wider for 5 sites and 2% for 10. It then contains 93% or more of sites whose gaps have
+heavy tails (Student's t with 3 degrees of freedom) instead of 92.5%. The interval is conservative if the sites
+do not differ at all.
 
 The distribution-free limits assume only that the sites and the next one are exchangeable: with r
 the largest integer below (K + 1) 0.025, the r-th smallest and the r-th largest value of the sites
@@ -44,6 +49,7 @@ from fedgft.auditing.worst_mix import WorstMixSummary, find_worst_mix
 from fedgft.metrics.intervals import FEW, Z95
 
 MIN_SITES = 3  # with two sites, the spread between sites has one degree of freedom
+HEAVY_TAILS_FROM = 5  # sites from which on one degree of freedom is given up
 TWO_SIDED = 39  # sites that a distribution-free interval needs
 ONE_SIDED = 19  # sites that a single distribution-free limit needs
 QUANTILES = (np.arange(400) + 0.5) / 400  # of the distribution of Q, at which tau is computed
@@ -91,9 +97,10 @@ def predict_next_site(
     y = np.asarray(values, dtype=float)
     v = np.maximum(np.asarray(variances, dtype=float), 1e-12)
     free = len(y) - 1
-    # `chdtri` takes upper tails: the quantiles of Q, and then those of its 95% interval
-    tails = np.concatenate((QUANTILES, [0.975, 0.025]))
-    targets = np.append(chdtri(free, tails), free)
+    fewer = free - (len(y) >= HEAVY_TAILS_FROM)
+    # `chdtri` takes upper tails: the quantiles of Q, those of its 95% interval, and its mean
+    quantiles = chdtri(fewer, QUANTILES) * free / fewer
+    targets = np.concatenate((quantiles, chdtri(free, [0.975, 0.025]), [free]))
     squares, means, errors = _solve_spread(y, v, targets)
     *_, spread_high, spread_low, spread = np.sqrt(squares)
     count = len(QUANTILES)

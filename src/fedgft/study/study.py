@@ -233,8 +233,16 @@ class Study:
         """The federation of each replicate."""
         key = ("federations", alpha)
         if key not in self._known:
-            deal = partial(
-                partition,
+            dealt = self.deal(alpha)
+            if self.weights is not None:
+                self._known["dealt", alpha] = dealt  # inner splits come before repeated rows
+            self._known[key] = [self._scale(f, s) for f, s in zip(dealt, self.seeds, strict=True)]
+        return self._known[key]
+
+    def deal(self, alpha: float) -> list[Federation]:
+        """The federation of each replicate, before its features are scaled."""
+        return [
+            partition(
                 self.dataset,
                 self.kind,
                 clients=self.clients,
@@ -242,12 +250,10 @@ class Study:
                 protocol_test=self.protocol.test,
                 train_rows=self.protocol.train_rows,
                 test_rows=self.protocol.test_rows,
+                seed=seed,
             )
-            dealt = [deal(seed=seed) for seed in self.seeds]
-            if self.weights is not None:
-                self._known["dealt", alpha] = dealt  # inner splits come before repeated rows
-            self._known[key] = [self._scale(f, s) for f, s in zip(dealt, self.seeds, strict=True)]
-        return self._known[key]
+            for seed in self.seeds
+        ]
 
     def choose_lr(self, alpha: float) -> np.ndarray:
         """The learning rate of each replicate, chosen on inner splits where there is a choice."""
