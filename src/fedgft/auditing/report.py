@@ -361,7 +361,7 @@ def audit(
     adjust_to: Mapping[str, float] | None = None,
     tolerance: Mapping[str, float] | float | None = None,
     about: Mapping[str, Any] | None = None,
-    worst_mix: float = DEFAULT_CHANGE,
+    worst_mix: float | int = DEFAULT_CHANGE,
     seed: int = 0,
     ignore_case: bool = False,
 ) -> Audit:
