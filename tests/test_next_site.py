@@ -283,7 +283,7 @@ def test_forty_sites_have_distribution_free_limits():
     accuracy = np.sort([site.accuracy.value for site in audit.sites.values()])
     assert audit.next_site.accuracy["observed_limit"] == accuracy[1]
     (table, _) = list_next_site_tables(audit.summary)
-    assert table.header[-2:] == ("observed there, 95%", "largest gap observed there, 95%")
+    assert table.header[-2:] == ("observed there, 95%", "largest observed there at most, 95%")
 
 
 @pytest.mark.parametrize(("count", "reason"), [(1, "there is 1"), (2, "there are 2")])
@@ -388,7 +388,7 @@ def test_the_report_says_it_in_words_tables_and_the_chart(tmp_path):
     rows = [r for r in forest.spec["data"]["values"] if r["kind"] == "next"]
     by_metric = {row["metric"]: row for row in rows}
     assert by_metric["sp"]["low"] == pytest.approx(100 * found["gaps"]["sp"]["low"])
-    assert "a site not here" in forest.caption
+    assert "another site" in forest.caption
 
 
 def test_the_command_takes_the_largest_change(capsys, tmp_path):

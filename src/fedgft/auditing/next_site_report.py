@@ -32,7 +32,7 @@ MIX_NOTE = (
     "Worst mix: the largest overall gap if no site's share of the rows changes by more than {}% of "
     "what it is. The sites' own rates stay as they are; sampling error is not included."
 )
-OBSERVED = ("observed there, 95%", "largest gap observed there, 95%")
+OBSERVED = ("observed there, 95%", "largest observed there at most, 95%")
 SMALL = 0.0005  # a smaller change is shown as 0.0 points
 
 
@@ -115,8 +115,8 @@ def _forecast_table(summary: Summary) -> Table:
         if found["reason"]:
             reasons.setdefault(found["reason"], []).append(title)
     free = any(found["observed_limit"] is not None for found in gaps.values())
-    header = ("metric", "gap", "sites", "average of the sites", "spread of the sites")
-    header += ("next site, 95%", *(OBSERVED if free else ()))
+    header = ("metric", "gap", "sites", "next site, 95%", "average of the sites")
+    header += ("spread of the sites", *(OBSERVED if free else ()))
     notes = [describe_forecast(summary, name)] if (name := _leading_forecast(summary)) else []
     if accuracy["low"] is not None:
         limits = " to ".join(format_percent(accuracy[end]) for end in ("low", "high"))
@@ -142,16 +142,16 @@ def _forecast_table(summary: Summary) -> Table:
 
 
 def _forecast_cells(found: Forecast) -> tuple[str, ...]:
-    """Return the mean, the spread, and the three kinds of limits of a gap."""
+    """Return the limits at the next site, the mean, the spread, and the limits of observations."""
     if found["low"] is None:
         return ("not estimable", DASH, DASH, DASH, DASH)
-    limit = found["observed_limit"]
+    limit = found["observed_limit"]  # of the largest gap between any two groups
     return (
+        format_interval(found["low"], found["high"]),
         _value_cell(found["mean"], found["mean_low"], found["mean_high"]),
         _value_cell(found["spread"], found["spread_low"], found["spread_high"]),
-        format_interval(found["low"], found["high"]),
         format_interval(found["observed_low"], found["observed_high"]),
-        DASH if limit is None else f"at most {format_points(limit)}",
+        format_points(limit),
     )
 
 

@@ -89,10 +89,10 @@ TITLES = {
 }
 CAPTIONS = {
     "forest": "Every site's own view of the gap between the two groups that are farthest apart "
-    "overall, with 95% intervals. The last row is all sites together; its interval is that of the "
+    "overall, with 95% intervals. The red row is all sites together; its interval is that of the "
     "table of gaps. Dashed: the tolerance.",
-    "next": " The row “a site not here” is what to expect at a site that did not take part: the "
-    "average of the sites, and where the gap of such a site would be in 95 of 100 cases.",
+    "next": " The blue row “another site” is what to expect at a site that did not take part: "
+    "the average of the sites, and where the gap of such a site would be in 95 of 100 cases.",
     "waterfall": "What each site adds to the overall gap (red) or takes from it (green), measured "
     "from the overall rate of the two groups: a site where both have that rate adds nothing. The "
     "bars end at the gap itself. Amounts are rounded: their sum can be off by 0.1. The table of "
@@ -577,7 +577,7 @@ def _next_site_rows(metric: str, summary: Summary) -> list[Spec]:
     found = summary.get("next_site", {}).get("gaps", {}).get(metric)
     if found is None or found["low"] is None:
         return []
-    name = _total_name("a site not here", summary)
+    name = _total_name("another site", summary)
     numbers = gap_interval(found["mean"], found["low"], found["high"])
     return [_interval_row(metric, name, 0, "next", numbers)]
 

@@ -52,7 +52,11 @@ from fedgft.study.results import (
 )
 from fedgft.study.study import Result, Study
 from fedgft.study.tradeoff import Frontier, TradeoffPoint, find_knee
-from fedgft.study.unseen_clients import measure_unseen_clients, summarize_unseen_clients
+from fedgft.study.unseen_clients import (
+    check_number_of_clients,
+    measure_unseen_clients,
+    summarize_unseen_clients,
+)
 from fedgft.sums import Sums
 
 if TYPE_CHECKING:
@@ -137,6 +141,8 @@ def compare_methods(
     Results are in the order alpha, metric, method. A decision rule (`RULE_METHODS`) has a row and
     no result of its own. The rows report missed targets, so there is no `TargetMissedWarning`.
     """
+    if leave_one_client_out:
+        check_number_of_clients(study)
     for metric in metrics:
         check_rules(study, metric, methods)
     cells = list(product(alphas, metrics, methods))

@@ -141,14 +141,21 @@ def _has_named_clients(federation: Federation) -> bool:
     return bool((clients[federation.rows] == owner).all())
 
 
-def _leave_out(study: Study, metrics: Sequence[Metric], alpha: float) -> _WithoutClient:
-    """Return the study of all pairs of a replicate and a client that is left out."""
-    dealt = study.deal(alpha)
-    clients = dealt[0].num_clients
+def check_number_of_clients(study: Study) -> int:
+    """Return the number of clients; raise a `FedgftError` if they cannot be left out in turn."""
+    named = study.kind == "column"
+    clients = len(study.dataset.client_names) if named else study.clients
     if not 2 <= clients <= MAX_CLIENTS:
         text = f"needs 2 to {MAX_CLIENTS} clients, there {'is' if clients == 1 else 'are'}"
         raise FedgftError(f"{text} {clients:,}", field="leave_one_client_out", kind="data")
     study.protocol.settings.check_cohort(clients - 1)
+    return clients
+
+
+def _leave_out(study: Study, metrics: Sequence[Metric], alpha: float) -> _WithoutClient:
+    """Return the study of all pairs of a replicate and a client that is left out."""
+    clients = check_number_of_clients(study)
+    dealt = study.deal(alpha)
     names = study.dataset.client_names if study.kind == "column" else ()
     left_out: list[Federation] = []
     seeds: list[int] = []
