@@ -69,6 +69,7 @@ MENU = {
         "install",
         "audit",
         "weights",
+        "next-site",
         "rules",
         "train",
         "trees",
