@@ -19,7 +19,6 @@ from fedgft.auditing.next_site import (
     predict_next_site,
 )
 from fedgft.auditing.next_site_report import list_next_site_tables
-from fedgft.auditing.rates import Rates
 from fedgft.auditing.worst_mix import maximize_gap
 from fedgft.errors import FedgftError
 from test_cli import run
@@ -255,16 +254,20 @@ def test_the_audit_predicts_from_the_sums_of_the_sites():
     found = audit.next_site.gaps["sp"]
     first, second = audit.gaps["sp"].pair
     values, variances = [], []
-    for site in audit.sites.values():
-        values.append(site.gaps["sp"].local.value)
-    for table in audit.pool.tables:
-        by_group = {g: table[i].sum(0)[:, 0] for i, (g,) in enumerate(audit.pool.groups)}
-        total = 0.0
+    z = stats.norm.ppf(0.975)
+    for site, table in zip(audit.sites.values(), audit.pool.tables, strict=True):
+        counts = {g: table[i].sum(0)[:, 0] for i, (g,) in enumerate(audit.pool.groups)}
+        limits = []
         for group in (first, second):
-            n, hits = by_group[group].sum(), by_group[group][1]
-            test = stats.binomtest(int(hits), int(n)).proportion_ci(method="wilson")
-            total += ((test.high - test.low) / (2 * stats.norm.ppf(0.975))) ** 2
-        variances.append(total)
+            n, hits = int(counts[group].sum()), int(counts[group][1])
+            wilson = stats.binomtest(hits, n).proportion_ci(method="wilson")
+            limits.append((hits / n, wilson.low, wilson.high))
+        (p, p_low, p_high), (q, q_low, q_high) = limits  # Newcombe's interval of p - q
+        below = ((p - p_low) ** 2 + (q_high - q) ** 2) ** 0.5
+        above = ((p_high - p) ** 2 + (q - q_low) ** 2) ** 0.5
+        variances.append(((below + above) / (2 * z)) ** 2)
+        values.append(p - q)
+        assert site.gaps["sp"].local.value == pytest.approx(p - q)
     expected = predict_in_loops(np.array(values), np.array(variances))
     assert (found["low"], found["high"]) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
     assert found["sites"] == 8 and found["left_out"] == 0 and found["reason"] == ""
@@ -320,26 +323,33 @@ def test_sites_that_lack_a_group_are_left_out_and_counted():
     assert reason.endswith("there is 1 of 3")
 
 
-def test_variances_include_noise_and_leave_out_what_is_too_uncertain():
-    n = np.array([50.0, 50.0, 50.0])
-    rate = np.full(3, 0.5)
-    width = np.array([0.0, 0.02, 0.2])  # of what suppressed counts leave open
-    rates = Rates(
-        rate=rate,
-        n=n,
-        rate_min=rate - width / 2,
-        rate_max=rate + width / 2,
-        n_min=n - 5,
-        variance=np.array([0.0, 3e-4, 0.0]),
-        valid=np.full(3, True),
-        is_proportion=True,
-    )
-    variances, unclear = estimate_variances(rates)
+def test_what_withheld_counts_leave_open_is_too_much_beyond_a_standard_error():
     z = stats.norm.ppf(0.975)
-    sampling = (0.25 / 50 + z**2 / (4 * 50**2)) / (1 + z**2 / 50) ** 2  # of Wilson's limits
-    expected = [sampling, sampling + 3e-4 + 0.02**2 / 12, sampling + 0.2**2 / 12]
-    np.testing.assert_allclose(variances, expected)
+    error = 0.05
+    width = np.array([0.0, 0.04, 0.06])
+    low, high = 0.1 - width / 2 - z * error, 0.1 + width / 2 + z * error
+    variances, unclear = estimate_variances(low, high, width)
+    np.testing.assert_allclose(variances, (error + width / (2 * z)) ** 2)
     assert unclear.tolist() == [False, False, True]
+
+
+def test_weights_make_a_site_as_precise_as_its_effective_number_of_rows():
+    """A row of weight 2 that stands for two rows is less certain than two rows."""
+    rng = np.random.default_rng(0)
+    weighted, plain = {}, {}
+    for k in range(6):
+        sex = rng.choice(["man", "woman"], 400)
+        label, decision = rng.integers(0, 2, (2, 400))
+        weight = rng.choice([1.0, 3.0], 400)
+        rows = {"sensitive_features": {"sex": sex}, "site": str(k)}
+        weighted[str(k)] = fedgft.measure(label, decision, sample_weight=weight, **rows)
+        copies = np.repeat(np.arange(400), weight.astype(int))
+        rows["sensitive_features"] = {"sex": sex[copies]}
+        plain[str(k)] = fedgft.measure(label[copies], decision[copies], **rows)
+    one = fedgft.audit(weighted).next_site.gaps["sp"]
+    other = fedgft.audit(plain).next_site.gaps["sp"]
+    assert one["mean"] == pytest.approx(other["mean"], abs=0.01)
+    assert one["mean_high"] - one["mean_low"] > 1.05 * (other["mean_high"] - other["mean_low"])
 
 
 def test_noise_for_privacy_is_part_of_the_forecast():

@@ -38,7 +38,7 @@ need 39 sites, or 19 for a single limit.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, cast
 
 import numpy as np
@@ -184,18 +184,22 @@ def limit_next_value(values: np.ndarray) -> float | None:
     return float(np.sort(values)[-rank]) if rank >= 1 else None
 
 
-def estimate_variances(rates: Rates) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variances of rates, and whether suppressed counts leave a rate too uncertain.
+def estimate_variances(low: Any, high: Any, width: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return variances from 95% limits, and where withheld counts leave too much open.
 
-    The variance is that of Wilson's limits, (u - l)^2 / 4 z^2, which is never 0 and includes the
-    noise for privacy. A rate that suppressed counts can move by more than its standard error is too
-    uncertain; otherwise their range counts as that of a uniform distribution.
+    The variance (high - low)^2 / 4 z^2 is never 0, and whatever widens the limits is part of it:
+    noise for privacy, weights, randomized groups, withheld counts.
+
+    Parameters
+    ----------
+    low, high
+        The limits of values.
+    width
+        How far withheld counts may move the values: the limits are wider by this. It is too much
+        if it is more than a standard error of what remains.
     """
-    at_rate = replace(rates, rate_min=rates.rate, rate_max=rates.rate, n_min=rates.n)
-    low, high = at_rate.limits()
-    variance = ((high - low) / (2 * Z95)) ** 2
-    width = rates.rate_max - rates.rate_min
-    return variance + width**2 / 12, width**2 > variance
+    error = (np.asarray(high) - low) / (2 * Z95)
+    return error**2, width > error - np.asarray(width) / (2 * Z95)
 
 
 class Forecast(TypedDict):
@@ -281,12 +285,12 @@ def _forecast_gap(estimate: MetricEstimate) -> Forecast:
         found["reason"] = "no two groups have a rate"
         return found
     rates = estimate_rates(estimate.metric, estimate.view, "hard", by_site=True)
-    first, second = (rates[:, gap.condition, group] for group in gap.pair)
-    of_first, unclear = estimate_variances(first)
-    of_second, unclear_too = estimate_variances(second)
-    known = first.valid & second.valid & ~unclear & ~unclear_too
-    values = (first.rate - second.rate)[known]
-    found = _make_forecast(values, (of_first + of_second)[known], sites)
+    pair = rates[:, gap.condition, list(gap.pair)]
+    local = estimate.sites.local
+    width = (pair.rate_max - pair.rate_min).sum(-1)
+    variances, unclear = estimate_variances(local.low, local.high, width)
+    known = pair.valid.all(-1) & ~unclear
+    found = _make_forecast(np.asarray(local.value)[known], variances[known], sites)
     largest = np.asarray(estimate.sites.largest.value)[known]
     found["observed_limit"] = limit_next_value(largest[~np.isnan(largest)])
     return _clip(found, -1.0)
@@ -294,7 +298,8 @@ def _forecast_gap(estimate: MetricEstimate) -> Forecast:
 
 def _forecast_accuracy(rates: Rates) -> Forecast:
     """Return the forecast of the accuracy."""
-    variances, unclear = estimate_variances(rates)
+    width = rates.rate_max - rates.rate_min
+    variances, unclear = estimate_variances(*rates.limits(), width)
     known = rates.valid & ~unclear
     found = _make_forecast(rates.rate[known], variances[known], len(known))
     limit = limit_next_value(-rates.rate[known])
