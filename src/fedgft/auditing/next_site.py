@@ -24,8 +24,8 @@ those of the t interval with K - 1 degrees of freedom, y +- t s sqrt(1 + 1/K).
 From 5 sites on, one degree of freedom is given up, as in the usual interval: c is that of a
 chi-squared distribution with K - 2 degrees of freedom, times (K - 1) / (K - 2). This makes the
 interval 15% wider for 5 sites and 2% for 10. It then contains about 93% or more of sites whose gaps
-have heavy tails (Student's t with 3 degrees of freedom) instead of 92.5%. The interval is conservative
-if the sites do not differ at all.
+have heavy tails (Student's t with 3 degrees of freedom) instead of 92.5%. The interval is
+conservative if the sites do not differ at all.
 
 The distribution-free limits assume only that the sites and the next one are exchangeable: with r
 the largest integer up to (K + 1) 0.025, the r-th smallest and the r-th largest value of the sites
