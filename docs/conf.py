@@ -70,6 +70,7 @@ MENU = {
         "audit",
         "weights",
         "monitoring",
+        "next-site",
         "rules",
         "train",
         "trees",

@@ -14,6 +14,7 @@ from fedgft.auditing.findings import (
     rate_at_site,
     split_contribution,
 )
+from fedgft.auditing.next_site_report import answer_elsewhere
 from fedgft.auditing.summary import Summary, estimable_gap, views_of
 from fedgft.auditing.verdicts import (
     DEFAULT_TOLERANCE,
@@ -328,12 +329,14 @@ def list_files(summary: Summary) -> list[tuple[str, str]]:
 
 
 def list_answers(summary: Summary) -> list[tuple[str, str]]:
-    """Return four questions and their answers, for readers without statistics."""
+    """Return questions and their answers, for readers without statistics."""
+    elsewhere = answer_elsewhere(summary)
     return [
         ("What was audited?", _answer_what(summary)),
         ("What was found?", _answer_found(summary)),
         ("Who must act?", _answer_who(summary)),
         ("What is uncertain?", _answer_uncertain(summary)),
+        *([("What about other sites?", elsewhere)] if elsewhere else []),
     ]
 
 

@@ -39,6 +39,7 @@ from fedgft.auditing.conditional import (
 )
 from fedgft.auditing.findings import list_warnings
 from fedgft.auditing.inputs import Sites, combine_sites
+from fedgft.auditing.next_site import DEFAULT_CHANGE, NextSite
 from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.rates import (
     Pool,
@@ -72,7 +73,13 @@ from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import Report, Table, Verdict, format_percent
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.catalog import resolve_name
-from fedgft.validation import check_choice, check_integer, check_name_list, format_value
+from fedgft.validation import (
+    check_choice,
+    check_integer,
+    check_name_list,
+    check_number,
+    format_value,
+)
 
 if TYPE_CHECKING:
     from fedgft.auditing import plots
@@ -187,6 +194,15 @@ class Audit:
     def accuracy(self) -> Rate:
         """The share of right decisions over all rows, also those whose group is not recorded."""
         return read_rate(self.summary["accuracy"])
+
+    @property
+    def next_site(self) -> NextSite:
+        """What to expect at a site that did not take part, and of other mixes of today's sites.
+
+        ``audit.next_site.gaps["sp"]["low"]`` is the lower limit of the gap in statistical parity at
+        such a site.
+        """
+        return NextSite(**self.summary["next_site"])
 
     def to_frame(
         self, table: str = "gaps", *, by: str | None = None, library: str = "polars"
@@ -345,6 +361,7 @@ def audit(
     adjust_to: Mapping[str, float] | None = None,
     tolerance: Mapping[str, float] | float | None = None,
     about: Mapping[str, Any] | None = None,
+    worst_mix: float | int = DEFAULT_CHANGE,
     seed: int = 0,
     ignore_case: bool = False,
 ) -> Audit:
@@ -374,6 +391,9 @@ def audit(
         "decided_by" (who or what made the decisions), "relies_on" (what the decisions depend on
         most), "period" (of the rows), and "files", the paths of the site files, whose SHA-256 is
         stated.
+    worst_mix
+        The largest change of a site's share of the rows, as a fraction of the share, in the worst
+        mix of today's sites: 0.2 (default) lets a site with 30% of the rows have 24% to 36%.
     seed
         The seed of the bootstrap.
     ignore_case
@@ -406,6 +426,9 @@ def audit(
     draws = check_integer("bootstrap", bootstrap, least=0)
     seed = check_integer("seed", seed, least=0)
     limits = check_tolerance(tolerance)
+    change = check_number("worst_mix", worst_mix)
+    if not 0 <= change < 1:
+        raise FedgftError(f"`worst_mix` must be 0 or more and below 1, got {change:g}")
     described = check_about(about)
     combined = combine_sites(sums, ignore_case=ignore_case)
     pool = pool_sites(combined)
@@ -442,6 +465,7 @@ def audit(
         about=add_facts(described, pool.spec),
         tolerance=limits.gaps,
         stated=limits.stated,
+        largest_change=change,
     )
     summary["verdicts"].update(list_states(summary))
     return Audit(summary, pool, views)

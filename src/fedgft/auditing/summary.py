@@ -18,6 +18,7 @@ import numpy as np
 
 from fedgft.auditing.between_sites import MetricEstimate, SiteGaps
 from fedgft.auditing.conditional import ConditionalSummary
+from fedgft.auditing.next_site import DEFAULT_CHANGE, NextSiteSummary, summarize_next_site
 from fedgft.auditing.rates import (
     LargestGap,
     Pool,
@@ -174,6 +175,7 @@ class Summary(ViewSummary):
     sweep: dict[str, Any] | None  # see `Sweep`
     attributes: dict[str, ViewSummary]  # the other views, by title
     given: ConditionalSummary | None  # gaps within strata
+    next_site: NotRequired[NextSiteSummary]  # what to expect at a site that did not take part
     adjusted: list[GroupThresholds]
     privacy: dict[str, Any]  # sites (by mechanism), approximate, largest_epsilon (of one row)
     warnings: list[str]
@@ -205,6 +207,7 @@ def summarize(
     about: Mapping[str, Any],
     tolerance: Mapping[str, float],
     stated: Sequence[str],
+    largest_change: float = DEFAULT_CHANGE,
 ) -> Summary:
     """Build the summary from the estimates of all views.
 
@@ -222,6 +225,8 @@ def summarize(
     about, tolerance, stated
         Who made the audit of what, the largest acceptable gaps, and the metrics for which somebody
         stated one. The verdicts are left empty.
+    largest_change
+        The largest change of a site's share of the rows in the worst mix of sites.
     """
     *parts, main_part = (
         _summarize_view(view, each, pool.sites, references, full=view is views[-1])
@@ -232,6 +237,10 @@ def summarize(
     if view.has_histograms:
         curves = {name: compute_curves(view, s) for s, name in enumerate(view.scored_classes)}
     sweep = sweep_thresholds(view)
+    right = estimate_rates(get_metric("acc"), _merge_groups(view), "hard", by_site=True)[:, 0, 0]
+    next_site = summarize_next_site(
+        view, estimates[-1], right, pool.sites, largest_change=largest_change
+    )
     found = {
         "format": FORMAT,
         "about": dict(about),
@@ -256,6 +265,7 @@ def summarize(
         "sweep": None if sweep is None else vars(sweep),
         "attributes": {v.title: part for v, part in zip(views, parts, strict=False)},
         "given": given,
+        "next_site": next_site,
         "adjusted": adjusted,
         "privacy": _summarize_privacy(pool),
         "warnings": warnings,

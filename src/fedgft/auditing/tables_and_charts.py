@@ -25,6 +25,7 @@ from fedgft.auditing.findings import (
     rank_sites,
     split_contribution,
 )
+from fedgft.auditing.next_site_report import list_next_site_tables
 from fedgft.auditing.rates import View
 from fedgft.auditing.summary import (
     GapInterval,
@@ -88,8 +89,10 @@ TITLES = {
 }
 CAPTIONS = {
     "forest": "Every site's own view of the gap between the two groups that are farthest apart "
-    "overall, with 95% intervals. The last row is all sites together; its interval is that of the "
+    "overall, with 95% intervals. The red row is all sites together; its interval is that of the "
     "table of gaps. Dashed: the tolerance.",
+    "next": " The blue row “another site” is what to expect at a site that did not take part: "
+    "the average of the sites, and where the gap of such a site would be in 95 of 100 cases.",
     "waterfall": "What each site adds to the overall gap (red) or takes from it (green), measured "
     "from the overall rate of the two groups: a site where both have that rate adds nothing. The "
     "bars end at the gap itself. Amounts are rounded: their sum can be off by 0.1. The table of "
@@ -137,6 +140,7 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     yield from _reference_tables(summary)
     yield _site_table(summary, MAX_SITES)
     yield from _place_tables(summary)
+    yield from list_next_site_tables(summary)
     yield from _threshold_tables(summary)
     yield from (_ratio_table(view, title) for title, view in views_of(summary).items())
     if len(summary["sites"]) > 1:
@@ -440,6 +444,8 @@ def _write_caption(kind: str, view: View, summary: Summary) -> str:
     sites = len(summary["sites"])
     classes = len(view.spec.classes)
     caption = CAPTIONS[kind]
+    if kind == "forest" and any(_next_site_rows(m, summary) for m in summary["metrics"]):
+        caption += CAPTIONS["next"]
     of_curves = kind in ("roc", "calibration")
     if summary["threshold"] is not None and kind == "thresholds":
         caption += " The solid line is the threshold of the decisions in this audit."
@@ -562,7 +568,18 @@ def draw_forest(summary: Summary) -> Spec:
         total = gap_interval(found["signed_gap"], *limits)
         n = sum(found["groups"][group]["n"] for group in found["pair"])
         rows.append(_interval_row(metric, total_name, n, "all", total))
+        rows += _next_site_rows(metric, summary)
     return _fill_chart_by_metric("forest", rows, summary)
+
+
+def _next_site_rows(metric: str, summary: Summary) -> list[Spec]:
+    """Return the row of the forest chart for a site that did not take part, if it is estimable."""
+    found = summary.get("next_site", {}).get("gaps", {}).get(metric)
+    if found is None or found["low"] is None:
+        return []
+    name = _total_name("another site", summary)
+    numbers = gap_interval(found["mean"], found["low"], found["high"])
+    return [_interval_row(metric, name, 0, "next", numbers)]
 
 
 def draw_waterfall(summary: Summary) -> Spec:

@@ -273,6 +273,7 @@ def audit(
     fail_above: Annotated[list[str] | None, Some] = None,
     adjust: Annotated[list[str] | None, Some] = None,
     bootstrap: Whole = 0,
+    worst_mix: float = 0.2,
     ignore_case: Annotated[bool, Flag] = False,
     compare: Annotated[tuple[Place, Place] | None, Parameter(negative="")] = None,
     tolerance: Annotated[list[str] | None, Some] = None,
@@ -307,6 +308,8 @@ def audit(
         Find one threshold per group that brings a gap within a target, such as sp=0.02.
     bootstrap
         Compute intervals by a bootstrap over sites, not rows, with this many draws: 2000.
+    worst_mix
+        Largest change of a site's share of the rows in the worst mix of sites: 0.2 is 20% of it.
     ignore_case
         Merge names that differ only in case or spaces, such as "Man" and "man".
     compare
@@ -366,6 +369,7 @@ def audit(
         sums,
         reference_groups=reference_groups or (),
         bootstrap=bootstrap,
+        worst_mix=worst_mix,
         adjust_to=targets,
         tolerance=limits if tolerance is None else parse_tolerance(tolerance),
         about=about | {"files": site_file.find_site_files(files)},

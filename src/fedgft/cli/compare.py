@@ -39,6 +39,7 @@ def compare(
     methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"),
     metrics: Metrics = ("sp",),
     alpha: Alphas = (0.5,),
+    leave_one_client_out: Annotated[bool, Flag] = False,
     out_: Annotated[Place | None, Parameter(name="--out")] = None,
     strict: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
@@ -60,6 +61,9 @@ def compare(
     alpha
         How evenly rows are dealt to clients: 0.5 is very uneven, 100 nearly even; with several
         values, each is compared.
+    leave_one_client_out
+        Also train without each client in turn, and judge on its rows: what to expect of a client
+        that does not take part. Takes as many times longer as there are clients.
     out_
         Folder for rows.parquet, rounds.parquet and the figure.
     strict
@@ -76,13 +80,17 @@ def compare(
     """
 
     options = options or Options()
-    asked = {"methods": methods, "metrics": metrics, "alpha": alpha}
+    asked: dict[str, Any] = {"methods": methods, "metrics": metrics, "alpha": alpha}
+    if leave_one_client_out:
+        asked["leave_one_client_out"] = True
     results = nullcontext(lambda _: None)
     if out_ is not None:
         results = session.open_results(out_, "compare", options, **asked)
     session.check_options(options)
     with results as finish:
-        found = session.run_comparison(options, methods, metrics, alpha, folder=out_)
+        found = session.run_comparison(
+            options, methods, metrics, alpha, folder=out_, leave_one_client_out=leave_one_client_out
+        )
         paths = [] if out_ is None else found.save(out_)
         finish(paths)
         session.clear_checkpoints(found.study)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgft.auditing.measurement import read_header
 from fedgft.auditing.report_files import check_report_folder, report_names
-from fedgft.cli.console import Bar, bar, comparison, decisions, note, out, output
+from fedgft.cli.console import Bar, bar, comparison, decisions, note, out, output, print_table
 from fedgft.cli.options import TABLE_ENDINGS, Options, require, require_values, split_columns
 from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
 from fedgft.data.encode import Categorical
@@ -33,6 +33,7 @@ from fedgft.study import Comparison, Protocol, Study, choices, compare_methods, 
 from fedgft.study.cache import Checkpoints
 from fedgft.study.post_processing import RULE_METHODS
 from fedgft.study.protocol import contradiction, describe_lone_strata, empty_groups, without_groups
+from fedgft.study.unseen_clients import make_unseen_table
 
 COLUMN_ROLES = ("label", "group", "client", "split", "positive", "weight")
 TABLE_OPTIONS = ("weight", "randomized_groups")
@@ -47,6 +48,7 @@ FEATURE_OPTIONS = (
 RUN_FILE = "run.json"  # what was run, beside the results
 RESULT_FILES = (  # of train, compare, frontier and demo, in an output folder
     *("model.safetensors", "MODEL.md", "rows.parquet", "rounds.parquet", "frontier.parquet"),
+    "unseen.parquet",
     *(
         f"{name}.{ending}"
         for name in ("before-after", "rounds", "frontier", "methods", "sites")
@@ -619,8 +621,12 @@ def run_comparison(
     alphas: Sequence[float],
     *,
     folder: Path | None,
+    leave_one_client_out: bool = False,
 ) -> Comparison:
-    """Check the options and train all cells under one progress bar; duplicates count once."""
+    """Check the options and train all cells under one progress bar; duplicates count once.
+
+    With `leave_one_client_out`, also train them without each client in turn.
+    """
     methods, names = (list(dict.fromkeys(values)) for values in (methods, metrics))
     alphas = list(dict.fromkeys(alphas))
     wanted = check_cells(options, methods, names, alphas)
@@ -631,10 +637,13 @@ def run_comparison(
         methods = [*trained, *methods]
 
     def work(study: Study) -> int:
-        return study.work(alphas, trained, names)
+        times = 1 + study.clients if leave_one_client_out else 1
+        return times * study.work(alphas, trained, names)
 
     with open_study(options, wanted, alphas, folder=folder, work=work) as study:
-        return compare_methods(study, methods, wanted, alphas)
+        return compare_methods(
+            study, methods, wanted, alphas, leave_one_client_out=leave_one_client_out
+        )
 
 
 def print_comparison(found: Comparison) -> None:
@@ -643,6 +652,9 @@ def print_comparison(found: Comparison) -> None:
     clients = found.study.describe_federation(*alphas[: len(alphas) == 1])
     out.print(comparison(found.rows, clients=clients))
     out.print(decisions(found.rows))
+    if found.unseen:
+        out.print()
+        print_table(make_unseen_table(found.rows))
     if output.verbose:
         for text in choices(found.study, found.results):
             note(f"chosen on inner splits of the training rows, {text}")

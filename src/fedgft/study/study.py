@@ -229,8 +229,13 @@ class Study:
         """The federation of each replicate."""
         key = ("federations", alpha)
         if key not in self._known:
-            deal = partial(
-                partition,
+            self._known[key] = [self._scale(dealt) for dealt in self.deal(alpha)]
+        return self._known[key]
+
+    def deal(self, alpha: float) -> list[Federation]:
+        """The federation of each replicate, before its features are scaled."""
+        return [
+            partition(
                 self.dataset,
                 self.kind,
                 clients=self.clients,
@@ -238,9 +243,10 @@ class Study:
                 protocol_test=self.protocol.test,
                 train_rows=self.protocol.train_rows,
                 test_rows=self.protocol.test_rows,
+                seed=seed,
             )
-            self._known[key] = [self._scale(deal(seed=seed)) for seed in self.seeds]
-        return self._known[key]
+            for seed in self.seeds
+        ]
 
     def choose_lr(self, alpha: float) -> np.ndarray:
         """The learning rate of each replicate, chosen on inner splits where there is a choice."""

@@ -33,6 +33,7 @@ from fedgft.fair_model import FairModel
 from fedgft.formatting import escape_markdown, format_gap, format_percent, format_points
 from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.metrics.functions import constant_accuracy, selection_rates
+from fedgft.metrics.group_axis import MappedMetric
 from fedgft.models import Trees, get_model
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.site_sums import SiteSums
@@ -52,6 +53,11 @@ from fedgft.study.results import (
 )
 from fedgft.study.study import Result, Study
 from fedgft.study.tradeoff import Frontier, TradeoffPoint, find_knee
+from fedgft.study.unseen_clients import (
+    check_number_of_clients,
+    measure_unseen_clients,
+    summarize_unseen_clients,
+)
 from fedgft.sums import Sums
 
 if TYPE_CHECKING:
@@ -84,15 +90,20 @@ TEXT_COLUMNS = ("rule", "target_of", "missed_because", "widest", "widest_federat
 class Comparison:
     """Several methods on the same replicates; `rows` has one row per method, metric and alpha.
 
-    `results` has those that were trained: decision rules are not.
+    `results` has those that were trained: decision rules are not. `unseen` has one row per cell,
+    replicate and client that was left out, see `measure_unseen_clients`; it is empty unless clients
+    were left out.
     """
 
     study: Study
     results: list[Result]
     rows: list[Row]
+    unseen: Sequence[Row] = ()
 
     def save(self, folder: Path) -> list[Path]:
         """Write rows.parquet, rounds.parquet and the figure, all or none; return their paths.
+
+        If clients were left out, there is also unseen.parquet, with one row per such client.
 
         The folder is created if it does not exist.
         """
@@ -105,22 +116,38 @@ class Comparison:
         """Write the files of `save` to a folder that the caller has staged."""
         lines = [line for result in self.results for line in round_rows(self.study, result)]
         figure = plot_rounds(self.study, self.results)
+        unseen = [write_rows(self.unseen, place / "unseen.parquet")] if self.unseen else []
         return [
             write_rows(self.rows, place / "rows.parquet"),
             write_rows(lines, place / "rounds.parquet"),
+            *unseen,
             *save_figure(figure, place, "rounds"),
         ]
 
 
 def compare_methods(
-    study: Study, methods: Sequence[str], metrics: Sequence[Metric], alphas: Sequence[float]
+    study: Study,
+    methods: Sequence[str],
+    metrics: Sequence[Metric],
+    alphas: Sequence[float],
+    *,
+    leave_one_client_out: bool = False,
 ) -> Comparison:
     """Train every method for every metric at every alpha, on the replicates of one study.
+
+    With `leave_one_client_out`, each cell is also trained without each client in turn and judged on
+    its rows; the columns of `summarize_unseen_clients` say what to expect of a client that did not
+    take part.
 
     Results are in the order alpha, metric, method. A decision rule (`RULE_METHODS`) has a row and
     no result of its own. The rows report missed targets, so there is no `TargetMissedWarning`.
     """
     metrics = [study.bind(metric) for metric in metrics]
+    if leave_one_client_out:
+        if any(isinstance(metric, MappedMetric) for metric in metrics):
+            text = "does not work with metrics within strata or with randomized groups"
+            raise FedgftError(text, field="leave_one_client_out", kind="unsupported")
+        check_number_of_clients(study)
     for metric in metrics:
         check_rules(study, metric, methods)
     cells = list(product(alphas, metrics, methods))
@@ -136,7 +163,12 @@ def compare_methods(
     ]
     named = zip(cells, trained, strict=True)
     results = [result for (*_, method), result in named if method not in RULE_METHODS]
-    return Comparison(study, results, rows)
+    if not leave_one_client_out:
+        return Comparison(study, results, rows)
+    unseen = measure_unseen_clients(study, methods, metrics, alphas)
+    columns = summarize_unseen_clients(unseen)
+    rows = [each | columns[each["alpha"], each["method"], each["metric"]] for each in rows]
+    return Comparison(study, results, rows, unseen)
 
 
 @dataclass(frozen=True, eq=False)
