@@ -139,7 +139,7 @@ def build(audit: "Audit", *, columns: Mapping[str, str], facts: Mapping[str, str
 def _describe_testing(audit: "Audit", data: Fact, responsible: Fact) -> Section:
     """Return the section about procedures, data, metrics and discriminatory impacts."""
     summary = audit.summary
-    metrics = ", ".join(f"{CATALOG[name].title} ({rate_name(name)}s)" for name in VERDICT_METRICS)
+    metrics = ", ".join(f"{CATALOG[name].title} ({rate_name(name)})" for name in VERDICT_METRICS)
     return Section(
         "Validation and testing (Annex IV, point 2(g))",
         [

@@ -69,7 +69,7 @@ UNKNOWN = re.compile(
 TITLE = "Bias audit numbers under New York City Local Law 144"
 OPEN = "to be completed by the employer, the agency or the auditor"
 NOT_ESTIMABLE = "not estimable"
-INTERVAL = "95% interval of the ratio (an addition to the rule)"
+INTERVAL = "95% interval (not in the rule)"
 DEFINITIONS = (
     Fact(
         "Selection rate",
@@ -383,9 +383,9 @@ def _describe_scores(
     ):
         parts.append(
             "A rate with two numbers lies between them: where people in the range of the median "
-            "are is not known. With more and narrower ranges (`fedgft measure --bins 1000 "
-            "--min-bin 1`) it is known better; it is exact if the steps of the scores are stated "
-            "(score_step) and no range holds two possible scores."
+            "are is not known. Narrower ranges (fedgft measure --bins 1000 --min-bin 1) tell more. "
+            "The rate is exact if the step of the scores is stated (score_step) and the range of "
+            "the median holds one possible score."
         )
     shown = [
         _show_table(table, each["rows"], "scoring rate", "Scoring rates")

@@ -114,7 +114,7 @@ def build(audit: "Audit", *, columns: Mapping[str, str], facts: Mapping[str, str
 
 def _describe_metrics(summary: Summary) -> Section:
     """Return the section about performance measures, thresholds and intervals."""
-    metrics = [f"{CATALOG[name].title} compares {rate_name(name)}s." for name in VERDICT_METRICS]
+    metrics = [f"{CATALOG[m].title}: compares the {rate_name(m)}." for m in VERDICT_METRICS]
     facts = [
         Fact("Decision threshold", describe_threshold(summary)),
         Fact("Intervals", f"{summary['interval']}; 95%"),
@@ -182,7 +182,8 @@ def _write_header(audit: "Audit", facts: Mapping[str, str]) -> dict[str, Any]:
         limits = format_interval(numbers["low"], numbers["high"], scale=1, digits=4)
         value = float(found["gap"])
         metrics.append({"type": f"{name}_gap", "value": value, "name": f"{title} ({limits})"})
-    data = facts.get("evaluation_data", f"{len(summary['sites'])} sites, not pooled")
+    sites = len(summary["sites"])
+    data = facts.get("evaluation_data", f"rows of {sites} site{'s' * (sites != 1)}, not pooled")
     result = {
         "task": {"type": "other", "name": "Decisions about people, by group"},
         "dataset": {"type": "other", "name": data},

@@ -16,8 +16,8 @@ from fedgft.auditing.summary import to_plain
 from fedgft.formatting import Table, escape_markdown, render
 
 NO_ADVICE = (
-    "This page is no legal advice. It holds numbers and the sources of a form; whether they meet "
-    "a legal duty is for the persons responsible, and their lawyers, to decide."
+    "This page is no legal advice. It states numbers; whether they meet a legal duty is for the "
+    "persons responsible and their lawyers to decide."
 )
 CONTROL = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029, 0xFEFF)}  # ends of a line
 

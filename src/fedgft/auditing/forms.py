@@ -40,16 +40,16 @@ KINDS: dict[FormName, _Kind] = {
 
 def make_form(
     audit: "Audit",
-    name: FormName,
+    name: str,
     *,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Form:
     """Fill a form from an audit: see `fedgft.auditing.Audit.form`."""
-    check_name(name)
-    stated = check_facts([name], facts)
-    named = check_columns([name], columns)
-    return KINDS[name].build(audit, columns=named, facts=stated)
+    known = check_name(name)
+    stated = check_facts([known], facts)
+    named = check_columns([known], columns)
+    return KINDS[known].build(audit, columns=named, facts=stated)
 
 
 def make_forms(

@@ -51,7 +51,7 @@ from fedgft.auditing.rates import (
     list_views,
     pool_sites,
 )
-from fedgft.auditing.report_files import FormName, save_report
+from fedgft.auditing.report_files import save_report
 from fedgft.auditing.summary import Summary, summarize, to_json, views_of
 from fedgft.auditing.tables_and_charts import draw_figures, list_tables
 from fedgft.auditing.thresholds import (
@@ -268,10 +268,10 @@ class Audit:
 
     def form(
         self,
-        name: FormName,
+        name: str,
         *,
-        columns: Mapping[str, str] | None = None,
-        facts: Mapping[str, str] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> Form:
         """Fill a form from this audit. It is no legal advice.
 
