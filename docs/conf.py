@@ -69,6 +69,7 @@ MENU = {
         "install",
         "audit",
         "weights",
+        "forms",
         "rules",
         "train",
         "trees",

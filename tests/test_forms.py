@@ -72,7 +72,7 @@ def test_what_only_people_know_is_open_until_they_state_it(name) -> None:
     facts = facts | {"data_kind": "test", "score_step": "0.0001"} if name == "ll144" else facts
     stated = audit.form(name, facts=facts)
     assert set(stated.to_complete) < set(plain.to_complete)
-    assert len(stated.to_complete) == (1 if name == "ai-act" else 0)  # the intended purpose
+    assert stated.to_complete == []
     for key, text in facts.items():
         assert text in stated.to_markdown() or key == "score_step"
     assert all("to be completed" not in text for text in facts.values())

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 FACTS = {
     "provider": "Provider",
+    "intended_purpose": "Intended purpose of the system",
     "test_data": "Validation and testing data: origin and main characteristics",
     "responsible": "Responsible persons who sign the test reports",
     "unintended_outcomes": "Foreseeable unintended outcomes and sources of risk",
@@ -101,7 +102,7 @@ def build(audit: "Audit", *, columns: Mapping[str, str], facts: Mapping[str, str
                     Fact("System and version", tool or OPEN, not tool),
                     state("provider"),
                     Fact("Purpose of this audit", purpose or "not stated"),
-                    Fact("Intended purpose of the system", OPEN, True),
+                    state("intended_purpose"),
                 ],
             ),
             _describe_testing(audit, state("test_data"), state("responsible")),
@@ -151,6 +152,7 @@ def _describe_testing(audit: "Audit", data: Fact, responsible: Fact) -> Section:
             Fact("Date of this test report", audit.about["date"]),
             responsible,
             Fact("Rows", f"{summary['rows']['counted']:,.0f}"),
+            Fact("Period of the rows", audit.about.get("period", "not stated")),
             Fact("Sites", f"{len(summary['sites']):,}"),
             Fact("Groups by", ", ".join(audit.pool.spec.attributes)),
             Fact("True outcome", " or ".join(f"“{name}”" for name in summary["classes"])),

@@ -44,6 +44,7 @@ from fedgft.auditing.median_score import AboveMedian, count_above_median
 from fedgft.auditing.summary import as_count, to_plain
 from fedgft.errors import FedgftError
 from fedgft.formatting import DASH, Table, format_interval, format_points
+from fedgft.site_sums import COUNT
 
 if TYPE_CHECKING:
     from fedgft.auditing.report import Audit
@@ -125,6 +126,7 @@ def build(audit: "Audit", *, columns: Mapping[str, str], facts: Mapping[str, str
     facts
         What a person stated, by the names in `FACTS`.
     """
+    _check_people(audit)
     step = _check_facts(facts)
     found = {role: _find_column(audit.pool.spec.attributes, role, columns) for role in NAMES}
     if found["sex"] == found["race"]:
@@ -164,6 +166,20 @@ def build(audit: "Audit", *, columns: Mapping[str, str], facts: Mapping[str, str
 
 
 # What the user stated
+
+
+def _check_people(audit: "Audit") -> None:
+    """Raise a `FedgftError` if the sums are no numbers of people."""
+    spec = audit.pool.spec
+    reasons = {
+        f"rows have weights ({spec.weight})": spec.weight,
+        "groups are given as probabilities": spec.proxy,
+        "groups were randomized": spec.randomized,
+    }
+    found = [reason for reason, is_so in reasons.items() if is_so]
+    if found:
+        text = f"`form` ll144 states numbers of people, and here {found[0]}: measure without it"
+        raise FedgftError(text, kind="unsupported")
 
 
 def _check_facts(facts: Mapping[str, str]) -> float | None:
@@ -206,7 +222,7 @@ def _find_column(attributes: Sequence[str], role: str, columns: Mapping[str, str
 def _count_people(audit: "Audit", found: Mapping[str, str]) -> dict[str, float]:
     """Return how many people were counted, are of an unknown category, or were left out."""
     pool = audit.pool
-    sizes = pool.tables[..., 0].sum((0, 2, 3))
+    sizes = pool.tables[..., COUNT].sum((0, 2, 3))
     places = {role: pool.spec.attributes.index(name) for role, name in found.items()}
     missing = {
         role: np.array([group[i] is None for group in pool.groups]) for role, i in places.items()
@@ -267,6 +283,7 @@ def _list_facts(
         state("data_source"),
         state("data_kind", ": historical data, or test data with an explanation"),
         *([state("test_data_reason")] if kind == "test" else []),
+        *([Fact("Period of the data", about["period"])] if "period" in about else []),
         Fact("Sites", f"{len(audit.summary['sites']):,}"),
         Fact("People in the data", f"{about_word}{people['counted']:,.0f}"),
         Fact("People of an unknown category", unknown),

@@ -131,6 +131,7 @@ def _describe_data(audit: "Audit", stated: list[Fact]) -> Section:
         Fact("Rows without a recorded group", f"{rows['not_recorded']:,.0f}"),
         Fact("Rows without a true outcome, not counted", f"{rows['label_missing']:,.0f}"),
         Fact("Rows without a prediction, not counted", f"{rows['prediction_missing']:,.0f}"),
+        Fact("Period of the rows", audit.about.get("period", "not stated")),
         Fact("Sites", f"{len(summary['sites']):,}; only sums left them"),
         Fact("True outcome", " or ".join(f"“{name}”" for name in summary["classes"])),
         Fact("Protection of the counts", describe_privacy(summary)),
