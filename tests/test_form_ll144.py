@@ -497,10 +497,7 @@ def test_a_column_that_nobody_recorded() -> None:
     assert error.value.kind == "data"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"sample_weight": [1.5] * 40}, {"randomized_groups": 2.0}],
-)
+@pytest.mark.parametrize("more", [{"sample_weight": [1.5] * 40}, {"randomized_groups": 2.0}])
 def test_sums_that_are_no_numbers_of_people(more) -> None:
     groups = {"sex": ["F", "M"] * 20, "race": ["a", "a", "b", "b"] * 10}
     sums = fedgft.measure([1, 0] * 20, [1, 1, 0, 0] * 10, sensitive_features=groups, **more)

@@ -27,7 +27,6 @@ from fedgft.cli.console import (
 from fedgft.cli.options import (
     Columns,
     Flag,
-    Many,
     Place,
     Some,
     Whole,
@@ -267,7 +266,7 @@ def audit(
     prepared_by: str | None = None,
     purpose: str | None = None,
     outcome: str | None = None,
-    form: Annotated[list[str] | None, Many] = None,
+    form: Annotated[list[str] | None, Some] = None,
     form_columns: Annotated[list[str] | None, Some] = None,
     form_facts: Annotated[list[str] | None, Some] = None,
 ) -> None:
@@ -464,7 +463,8 @@ def read_forms(
             require(given is None, f"`{field}` needs `form`, such as ll144", kind="conflict")
         return _Forms()
     require_values(form=names, form_columns=columns, form_facts=facts)
-    chosen = [forms.check_name(name) for name in dict.fromkeys(names)]
+    chosen = [forms.check_name(name) for name in dict.fromkeys(split_columns(names))]
+    require(chosen, "`form` needs a value", kind="missing")
     require(folder, "`form` needs `out`: the folder for its files", kind="missing")
     found = _Forms(chosen, _parse_pairs("form_columns", columns), _parse_pairs("form_facts", facts))
     return found._replace(
