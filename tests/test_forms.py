@@ -80,8 +80,9 @@ def test_what_only_people_know_is_open_until_they_state_it(name) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_from_data_are_text_in_every_file(name, tmp_path) -> None:
-    audit = make_audit((*HOSTILE[:3], *EVIL), model=HOSTILE[0], prepared_by=HOSTILE[1])
-    facts = {key: HOSTILE[2] for key in KINDS[name].facts if key not in ("score_step", "data_kind")}
+    audit = make_audit((*HOSTILE[:3], EVIL[7]), model=HOSTILE[0], prepared_by=HOSTILE[1])
+    free = [key for key in KINDS[name].facts if key not in ("score_step", "data_kind")]
+    facts = {key: (*EVIL, *HOSTILE)[i] for i, key in enumerate(free)}
     form = audit.form(name, facts=facts)
     html, markdown, numbers = form.save(tmp_path)
     check(html, own={"link"}, names=HOSTILE[:3])
