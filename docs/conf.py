@@ -71,6 +71,7 @@ MENU = {
         "weights",
         "monitoring",
         "next-site",
+        "forms",
         "rules",
         "train",
         "trees",

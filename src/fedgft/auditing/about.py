@@ -61,6 +61,7 @@ LARGE_PART = 0.5  # of the gap: from this part on, the gap comes from the mix of
 SMALL_PART = 1 / 3  # of the gap: a site with a smaller part does not stand out
 MOST = 0.6  # of the gap: clearly more than half
 ALMOST_ALL = 0.9
+PROTECTIONS = {"none": "exact counts", "min cell": "small counts withheld"}
 NUMBERS = ("No", "One", "Two", "Three")  # of sites, up to MAX_NAMES
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -244,7 +245,7 @@ def list_facts(summary: Summary) -> list[tuple[str, str]]:
         ("Purpose", known("purpose") or "not stated"),
         ("True outcome", _describe_label(summary)),
         ("Positive decision", f"“{positive}”: {known('outcome') or 'meaning not stated'}"),
-        ("Decided by", _describe_threshold(summary)),
+        ("Decided by", describe_threshold(summary)),
         *([("Relies on", about["relies_on"])] if "relies_on" in about else []),
         *([("Period", about["period"])] if "period" in about else []),
         ("Rows", _describe_rows(summary)),
@@ -272,7 +273,7 @@ def _describe_label(summary: Summary) -> str:
     return f"column “{column}”: {classes}" if column else f"{classes}; column not stated"
 
 
-def _describe_threshold(summary: Summary) -> str:
+def describe_threshold(summary: Summary) -> str:
     """Return how decisions were made. Whether somebody chose the threshold is not known."""
     threshold = summary["threshold"]
     if "decided_by" in summary["about"]:
@@ -281,6 +282,17 @@ def _describe_threshold(summary: Summary) -> str:
         return "decisions in the data"
     default = ", which is also the default of fedgft" if threshold == DEFAULT_THRESHOLD else ""
     return f"threshold: a score of at least {threshold:g}{default}"
+
+
+def describe_privacy(summary: Summary) -> str:
+    """Return how many sites protected their counts, and how."""
+    parts = [
+        f"{number:,} site{'s' * (number != 1)}: {PROTECTIONS.get(mechanism, mechanism + ' noise')}"
+        for mechanism, number in summary["privacy"]["sites"].items()
+    ]
+    epsilon = summary["privacy"]["largest_epsilon"]
+    spent = "" if epsilon is None else f"; the largest epsilon of one row is {epsilon:g}"
+    return "; ".join(parts) + spent
 
 
 def _describe_rows(summary: Summary) -> str:

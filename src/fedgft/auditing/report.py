@@ -38,6 +38,8 @@ from fedgft.auditing.conditional import (
     summarize_strata,
 )
 from fedgft.auditing.findings import list_warnings
+from fedgft.auditing.form_page import Form
+from fedgft.auditing.forms import make_form
 from fedgft.auditing.inputs import Sites, combine_sites
 from fedgft.auditing.next_site import DEFAULT_CHANGE, NextSite
 from fedgft.auditing.notebook import describe, render_in_notebook
@@ -279,6 +281,29 @@ class Audit:
         i, j = (self.view.index(name) for name in (first, second))
         value, low, high = (float(x) for x in estimate_pair(rates, 0, i, j))
         return value, low, high
+
+    def form(
+        self,
+        name: str,
+        *,
+        columns: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Form:
+        """Fill a form from this audit. It is no legal advice.
+
+        Parameters
+        ----------
+        name
+            ``"ll144"``: the numbers that New York City's Local Law 144 asks for. ``"ai-act"``: an
+            annex to the technical documentation of the EU AI Act. ``"model-card"``: a model card.
+        columns
+            For "ll144", the columns of sex and of race or ethnicity, such as
+            ``{"sex": "gender"}``. Those left out are guessed from the names of the columns.
+        facts
+            What only a person knows, such as ``{"distribution_date": "2026-01-05"}``. The form
+            lists what is missing.
+        """
+        return make_form(self, name, columns=columns, facts=facts)
 
     def lead(self) -> str:
         """Return the headline: the gap that matters most, and its tolerance."""

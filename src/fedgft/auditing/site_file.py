@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import get_args
 
+from fedgft.auditing.report_files import FormName, ReportKind, write_starts
 from fedgft.errors import FedgftError
 from fedgft.site_sums import MIN_BIN, MeasurementSpec, SiteSums, Spellings, merge
 from fedgft.store import expand_user, read_text_file
@@ -16,9 +18,8 @@ from fedgft.validation import check_instance
 
 MAX_BYTES = 64 * 2**20  # largest size of a file
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")  # of files with rows
-REPORT_PREFIXES = tuple(
-    b'{\n  "format": "fedgft-' + kind for kind in (b"audit", b"comparison", b"monitor")
-)
+WRITTEN = (*get_args(ReportKind), *get_args(FormName))
+REPORT_PREFIXES = tuple(write_starts(name)[2].encode() for name in WRITTEN)
 RULE_PREFIX = b'{\n  "format": "fedgft-rule'
 
 
@@ -159,9 +160,9 @@ def find_nested_files(folder: Path) -> list[Path]:
 
 
 def is_report(path: Path) -> bool:
-    """Return whether `fedgft audit --out` wrote the file.
+    """Return whether `fedgft audit --out` wrote the file, as a report or a form.
 
-    Such a report may lie in the same folder as the files of the sites.
+    Such a file may lie in the same folder as the files of the sites.
     """
     with path.open("rb") as file:
         return file.read(40).startswith(REPORT_PREFIXES)

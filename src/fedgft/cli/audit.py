@@ -7,7 +7,8 @@ from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
@@ -40,14 +41,16 @@ from fedgft.settings import MAX_COUNT
 from fedgft.store import make_folder, open_folder, refuse_link
 
 if TYPE_CHECKING:
+    from fedgft.auditing.form_page import Form
     from fedgft.auditing.report import Audit
-    from fedgft.auditing.report_files import ReportKind
+    from fedgft.auditing.report_files import FormName, ReportKind
     from fedgft.auditing.summary import Summary
     from fedgft.site_sums import Privacy, SiteSums
 
 # Loaded when a command runs, so that help is printed at once.
 measurement = LazyModule("fedgft.auditing.measurement")
 comparison = LazyModule("fedgft.auditing.comparison")
+forms = LazyModule("fedgft.auditing.forms")
 report_files = LazyModule("fedgft.auditing.report_files")
 table_scan = LazyModule("fedgft.data.table_scan")
 site_file = LazyModule("fedgft.auditing.site_file")
@@ -283,6 +286,9 @@ def audit(
     prepared_by: str | None = None,
     purpose: str | None = None,
     outcome: str | None = None,
+    form: Annotated[list[str] | None, Some] = None,
+    form_columns: Annotated[list[str] | None, Some] = None,
+    form_facts: Annotated[list[str] | None, Some] = None,
 ) -> None:
     """Combine the sums of all sites into gaps with intervals, each site's share, and a report.
 
@@ -329,16 +335,24 @@ def audit(
         Purpose of the audit.
     outcome
         What a positive decision is called, such as approved.
+    form
+        Fill forms, written beside the report: ll144, ai-act, model-card. They are no legal advice.
+    form_columns
+        For ll144, the columns of sex and race: sex=gender race=ethnicity [default: by their names].
+    form_facts
+        What only people know, for the forms: distribution_date=2026-01-05 "auditor=A. Smith".
 
     Examples
     --------
     fedgft audit north.json south.json east.json --out report
     fedgft audit sums/ --fail-above sp=0.05 eop=0.1
     fedgft audit sums/ --tolerance sp=2% --outcome approved --out report
+    fedgft audit sums/ --form ll144 model-card --out report
     """
     require_values(
         fail_above=fail_above, adjust=adjust, reference_groups=reference_groups, tolerance=tolerance
     )
+    wanted = read_forms(form, form_columns, form_facts, out)
     limits = parse_limits("fail_above", fail_above or ())
     targets = parse_limits("adjust", adjust or ())
     is_enough = bootstrap == 0 or bootstrap >= MIN_DRAWS
@@ -353,7 +367,8 @@ def audit(
     }
     if compare is not None:
         named = any(text is not None for text in about.values())
-        if files or limits or targets or bootstrap or reference_groups or tolerance or named:
+        given = files or limits or targets or bootstrap or reference_groups or tolerance
+        if given or named or wanted.names:
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
             )
@@ -362,7 +377,7 @@ def audit(
         )
         return
     if out is not None:
-        report_files.check_report_folder(out, "audit", field="out")
+        report_files.check_report_folder(out, "audit", field="out", forms=wanted.names)
     with bar() as progress:
         sums = read_sites(files, progress, ignore_case=ignore_case)
     report = fedgft.audit(
@@ -375,8 +390,11 @@ def audit(
         about=about | {"files": site_file.find_site_files(files)},
     )
     exceeded = verdicts.find_exceeded(report.to_dict(), limits)
+    filled = forms.make_forms(report, *wanted) if wanted.names else []
     try:
-        publish_report(report, out, "audit", json=json, wide=wide, overwrite=overwrite)
+        publish_report(
+            report, out, "audit", json=json, wide=wide, overwrite=overwrite, filled=filled
+        )
         if targets and not json:
             note(RULE_NOTE)
     finally:  # also where the reader of the output has closed the pipe
@@ -415,11 +433,26 @@ def print_report(report: Any, *, wide: bool = False) -> None:
 
 
 def publish_report(
-    report: Any, folder: Path | None, kind: "ReportKind", *, json: bool, wide: bool, overwrite: bool
+    report: Any,
+    folder: Path | None,
+    kind: "ReportKind",
+    *,
+    json: bool,
+    wide: bool,
+    overwrite: bool,
+    filled: Sequence["Form"] = (),
 ) -> None:
-    """Write an audit or a comparison to a folder, if one is named, and print it."""
+    """Write an audit with its forms, or a comparison, to a folder if one is named; print it."""
     if folder is not None:
-        wrote(report_files.save_report(report, folder, kind, field="out", overwrite=overwrite))
+        wrote(
+            report_files.save_report(
+                report, folder, kind, field="out", overwrite=overwrite, forms=filled
+            )
+        )
+        for each in filled:
+            if each.to_complete:
+                listed = ", ".join(each.to_complete)
+                note(f"{each.name}, to be completed (`form_facts` states facts): {listed}")
     if not json:
         print_report(report, wide=wide)
         return
@@ -428,6 +461,50 @@ def publish_report(
         sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
+
+
+# Forms
+
+
+class _Forms(NamedTuple):
+    """The forms that the user asked for, and the columns and facts that were stated for them."""
+
+    names: Sequence["FormName"] = ()
+    columns: Mapping[str, str] = MappingProxyType({})
+    facts: Mapping[str, str] = MappingProxyType({})
+
+
+def read_forms(
+    names: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    facts: Sequence[str] | None,
+    folder: Path | None,
+) -> _Forms:
+    """Check the values of --form, --form-columns and --form-facts, before any file is read."""
+    if names is None:
+        for field, given in (("form_columns", columns), ("form_facts", facts)):
+            require(given is None, f"`{field}` needs `form`, such as ll144", kind="conflict")
+        return _Forms()
+    require_values(form=names, form_columns=columns, form_facts=facts)
+    chosen = [forms.check_name(name) for name in dict.fromkeys(split_columns(names))]
+    require(chosen, "`form` needs a value", kind="missing")
+    require(folder, "`form` needs `out`: the folder for its files", kind="missing")
+    found = _Forms(chosen, _parse_pairs("form_columns", columns), _parse_pairs("form_facts", facts))
+    return found._replace(
+        columns=forms.check_columns(chosen, found.columns),
+        facts=forms.check_facts(chosen, found.facts),
+    )
+
+
+def _parse_pairs(field: str, items: Sequence[str] | None) -> dict[str, str]:
+    """Read KEY=TEXT."""
+    found: dict[str, str] = {}
+    for item in items or ():
+        key, equals, text = (part.strip() for part in item.partition("="))
+        require(key and equals and text, f"`{field}` {item}: write KEY=VALUE")
+        require(key not in found, f"`{field}` {item}: {key} is given twice", kind="conflict")
+        found[key] = text
+    return found
 
 
 # Audits
