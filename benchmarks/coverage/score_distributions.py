@@ -1,7 +1,7 @@
 """Distances between score distributions.
 
-Scores of two to four groups at three to five sites, from Beta distributions that differ by site and
-label; in the null settings the groups have the same distribution at every site. The
+Scores of two or four groups at three to five sites of 200 to 5,000 people, from Beta distributions
+that differ by site and label; either the groups have the same scores at every site, or not. The
 truth is computed from the mixture over sites. Intervals include the range that the bins allow. The
 largest threshold gap has a band for all thresholds at once, so its interval is conservative; that
 of the Wasserstein distance is conservative where groups hardly differ.
@@ -21,7 +21,6 @@ from fedgft.auditing.score_distributions import summarize_distributions
 from fedgft.site_sums import COUNT, SCORES, MeasurementSpec, SiteSums, SiteTables
 
 GRID = np.linspace(0, 1, 2001)
-BINS = 100
 NAMES = "abcd"
 
 
@@ -40,24 +39,26 @@ class Population:
         mixed = (each * weight[..., None]).sum((1, 2))
         return mixed / weight.sum((1, 2))[:, None]
 
-    def draw(self, generator: np.random.Generator) -> View:
-        """Return the sums of one federation: everyone's score at the middle of nothing, real."""
+    def draw(self, generator: np.random.Generator, bins: int) -> View:
+        """Return the sums of one federation, as the sites' files would state them."""
         cells = generator.multinomial(self.size, self.share.ravel())
         shapes = np.repeat(self.shape.reshape(-1, 2), cells, 0)
         scores = generator.beta(*shapes.T)
-        return build_view(np.repeat(np.arange(len(cells)), cells), scores, self.share.shape)
+        return build_view(np.repeat(np.arange(len(cells)), cells), scores, self.share.shape, bins)
 
 
-def build_view(cell: np.ndarray, scores: np.ndarray, shape: tuple[int, int, int]) -> View:
+def build_view(
+    cell: np.ndarray, scores: np.ndarray, shape: tuple[int, ...], bins: int
+) -> View:
     """Return the view of rows with these scores in the cells (group, label, site)."""
     groups, labels, sites = shape
-    where = np.minimum((scores * BINS).astype(int), BINS - 1)
+    where = np.minimum((scores * bins).astype(int), bins - 1)
     hits = (scores >= 0.5).astype(int)
-    flat = ((cell * 2 + hits) * BINS) + where
-    histogram = np.bincount(flat, minlength=groups * labels * sites * 2 * BINS)
-    histogram = histogram.reshape(groups, labels, sites, 2, BINS).astype(float)
+    flat = ((cell * 2 + hits) * bins) + where
+    histogram = np.bincount(flat, minlength=groups * labels * sites * 2 * bins)
+    histogram = histogram.reshape(groups, labels, sites, 2, bins).astype(float)
     totals = np.bincount(cell * 2 + hits, scores, groups * labels * sites * 2)
-    spec = MeasurementSpec(("no", "yes"), ("group",), 0.5, True, BINS)
+    spec = MeasurementSpec(("no", "yes"), ("group",), 0.5, True, bins)
     held = {}
     for k in range(sites):
         tables = {}
@@ -116,15 +117,17 @@ class Setting(NamedTuple):
     null: bool
     groups: int
     small: bool
+    bins: int
 
 
 SETTINGS = (
-    Setting("2 groups, the same scores", True, 2, False),
-    Setting("2 groups, different scores", False, 2, False),
-    Setting("4 groups, the same scores", True, 4, False),
-    Setting("4 groups, different scores", False, 4, False),
-    Setting("2 groups of 60 to 600, the same scores", True, 2, True),
-    Setting("2 groups of 60 to 600, different scores", False, 2, True),
+    Setting("2 groups, the same scores", True, 2, False, 100),
+    Setting("2 groups, different scores", False, 2, False, 100),
+    Setting("2 groups, the same scores, 1,000 bins", True, 2, False, 1000),
+    Setting("2 groups, different scores, 1,000 bins", False, 2, False, 1000),
+    Setting("4 groups, different scores", False, 4, False, 100),
+    Setting("2 groups of 60 to 600, the same scores", True, 2, True, 100),
+    Setting("2 groups of 60 to 600, different scores", False, 2, True, 100),
 )
 
 
@@ -135,7 +138,7 @@ def count_covered(federations: int, setting: Setting, seed: int) -> tuple[Counte
     for population, generator in populations(
         federations, null=setting.null, groups=setting.groups, small=setting.small, seed=seed
     ):
-        found = summarize_distributions(population.draw(generator))["yes"]
+        found = summarize_distributions(population.draw(generator, setting.bins))["yes"]
         for among, labels in (("everyone", (0, 1)), ("positives", (1,))):
             below = population.cumulative(labels)
             i, j = np.triu_indices(setting.groups, 1)

@@ -11,7 +11,7 @@
 Rows in the same bin may be in either order, which gives the least and the largest possible value of
 each number. Intervals are over rows. The variance of an area is that of DeLong, DeLong &
 Clarke-Pearson (1988); an area A with variance v has the Wilson interval of a share of A (1 - A) / v
-rows. The variances at the top account for the cut-off, which is estimated, too.
+rows, of which there is a largest number, because v is 0 if all positives are above all negatives. The variances at the top account for the cut-off, which is estimated, too.
 """
 
 from statistics import NormalDist
@@ -95,8 +95,8 @@ class Top(TypedDict):
 
     top: float
     n: float
-    above: Number
-    below: Number
+    above: float
+    below: float
     groups: dict[str, TopGroup]
 
 
@@ -187,7 +187,8 @@ def estimate_areas(
     area = np.clip(area, 0.0, 1.0)
     m = positives.effective[first]
     n = negatives.effective[second]
-    rows = 3 * m * n / (m + n)  # those of an area of 1/2 without ties: an upper bound of the others
+    least_rows = np.minimum(m, n)  # by simulation: few rows make the variance too small by chance
+    rows = 6 * least_rows / (least_rows + 10) * m * n / (m + n)
     rows = np.where(variance > 0, np.minimum(area * (1 - area) / variance, rows), rows)
     rows = np.where(np.isnan(area), np.nan, rows)
     ends = (np.clip(least, 0.0, area), np.clip(most, area, 1.0))
@@ -288,24 +289,22 @@ def summarize_top(samples: ScoreSamples, top: float) -> Top:
         for g, name in enumerate(samples.groups)
     }
     bins = samples.counts.shape[-1]
-    first, last = (find_cut(samples.counts[end].sum(0), top) for end in (1, 2))
+    first, last = (int(find_cut(samples.counts[end].sum(0), top)) for end in (1, 2))
     return {
         "top": top,
         "n": float(number),
-        "above": None if first is None else first / bins,
-        "below": None if last is None else (last + 1) / bins,
+        "above": first / bins,
+        "below": (last + 1) / bins,
         "groups": groups,
     }
 
 
-def find_cut(rows: np.ndarray, top: float) -> int | None:
-    """Return the bin that the top begins in; None without rows. `rows` (bin,) are of all groups."""
-    total = rows.sum()
-    if not total > 0:
-        return None
-    above = np.cumsum(rows[::-1])[::-1]  # rows in the bin or above it
-    reached = np.flatnonzero(above >= top * total - 1e-9 * total)
-    return int(reached[-1])
+def find_cut(rows: np.ndarray, top: float) -> np.ndarray:
+    """Return the bin that the top begins in, (...). `rows` (..., bin) are those of all groups."""
+    above = np.cumsum(rows[..., ::-1], -1)[..., ::-1]  # rows in the bin or above it
+    total = above[..., :1]
+    reached = above >= (top - 1e-9) * total
+    return rows.shape[-1] - 1 - reached[..., ::-1].argmax(-1)
 
 
 def cut_top(counts: np.ndarray, top: float) -> np.ndarray:
@@ -320,9 +319,7 @@ def cut_top(counts: np.ndarray, top: float) -> np.ndarray:
     top
         The share of people to take.
     """
-    cut = find_cut(counts.sum(0), top)
-    if cut is None:
-        return np.full(len(counts), np.nan)
+    cut = int(find_cut(counts.sum(0), top))
     above = counts[:, cut + 1 :].sum(-1)
     inside = counts[:, cut]
     wanted = top * counts.sum() - above.sum()
@@ -331,20 +328,22 @@ def cut_top(counts: np.ndarray, top: float) -> np.ndarray:
 
 def _bound_taken(samples: ScoreSamples, top: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and the largest possible numbers of rows at the top, (group,)."""
-    total = samples.counts.sum(1)  # (3, bin)
-    found = np.full((2, len(samples.groups)), np.nan)
-    for g, _ in enumerate(samples.groups):
-        for side, (mine, theirs) in enumerate(((1, 2), (2, 1))):
-            own = samples.counts[mine, g]
-            others = total[theirs] - samples.counts[theirs, g]
-            cut = find_cut(own + others, top)
-            if cut is None:
-                continue
-            above = own[cut + 1 :].sum()
-            wanted = top * (own + others).sum() - above - others[cut + 1 :].sum()
-            inside = max(wanted - others[cut], 0.0) if side == 0 else min(wanted, own[cut])
-            found[side, g] = above + inside
-    return found[0], found[1]
+    total = samples.counts.sum(1, keepdims=True)  # (3, 1, bin)
+    own = samples.counts[1:]  # the least number at the top: own rows low, the others' high
+    others = (total - samples.counts)[:0:-1]
+    rows = own + others
+    cut = find_cut(rows, top)[..., None]
+
+    def count_from(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
+        inside = np.take_along_axis(counts, cut, -1)
+        return (np.take_along_axis(rest, cut, -1) - inside)[..., 0], inside[..., 0]
+
+    above, inside = count_from(own)
+    others_above, others_inside = count_from(others)
+    wanted = top * rows.sum(-1) - above - others_above
+    least = above[0] + np.maximum(wanted[0] - others_inside[0], 0.0)
+    return least, above[1] + np.minimum(wanted[1], inside[1])
 
 
 def _estimate_top(
@@ -410,9 +409,9 @@ def _shares_near(samples: ScoreSamples, top: float) -> np.ndarray:
 
 def _top_noise(samples: ScoreSamples, top: float, near: np.ndarray) -> np.ndarray:
     """Return the variance, due to noise, of the number of rows of each group at the top."""
-    cut = find_cut(samples.counts[0].sum(0), top)
-    if cut is None or not samples.is_noisy:
+    if not samples.is_noisy:
         return np.zeros(len(samples.groups))
+    cut = int(find_cut(samples.counts[0].sum(0), top))
     own = samples.noise[:, cut:].sum(-1)
     own_rest = samples.noise[:, :cut].sum(-1)
     above, rest = own.sum(), own_rest.sum()

@@ -95,7 +95,7 @@ class ScoreSamples:
         one = (shares * values).sum(-1)
         two = (shares * values**2).sum(-1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.maximum(two - one**2, 0.0) / self.effective[at]
+            return np.maximum(two - one**2, 0.0) / np.maximum(self.effective[at] - 1, 1.0)
 
     def noise_variance(self, at: Any, values: np.ndarray) -> np.ndarray:
         """Return the variance of the same mean that is due to noise on the counts."""
