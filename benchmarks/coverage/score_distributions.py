@@ -47,9 +47,7 @@ class Population:
         return build_view(np.repeat(np.arange(len(cells)), cells), scores, self.share.shape, bins)
 
 
-def build_view(
-    cell: np.ndarray, scores: np.ndarray, shape: tuple[int, ...], bins: int
-) -> View:
+def build_view(cell: np.ndarray, scores: np.ndarray, shape: tuple[int, ...], bins: int) -> View:
     """Return the view of rows with these scores in the cells (group, label, site)."""
     groups, labels, sites = shape
     where = np.minimum((scores * bins).astype(int), bins - 1)
@@ -106,7 +104,9 @@ def populations(
         center = np.broadcast_to(np.clip(center, 0.05, 0.95), (groups, 2, sites))
         spread = generator.uniform(3, 15)
         shape = np.stack((center * spread, (1 - center) * spread), -1)
-        size = groups * generator.integers(60, 600) if small else sites * generator.integers(200, 5000)
+        size = (
+            groups * generator.integers(60, 600) if small else sites * generator.integers(200, 5000)
+        )
         yield Population(int(size), share / share.sum(), shape), generator
 
 

@@ -54,7 +54,9 @@ def simulate(
     decision = np.stack((1 - rate, rate), -1)
     chance = cells[..., None, None] * label[..., None] * decision[..., None, :]
     held = {}
-    for k, rows in enumerate(generator.multinomial(setting.rows, generator.dirichlet([3.0] * sites))):
+    for k, rows in enumerate(
+        generator.multinomial(setting.rows, generator.dirichlet([3.0] * sites))
+    ):
         counts = generator.multinomial(rows, chance.ravel()).reshape(chance.shape)
         tables = {}
         for at in np.ndindex(*shape):

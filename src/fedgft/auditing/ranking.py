@@ -11,7 +11,8 @@
 Rows in the same bin may be in either order, which gives the least and the largest possible value of
 each number. Intervals are over rows. The variance of an area is that of DeLong, DeLong &
 Clarke-Pearson (1988); an area A with variance v has the Wilson interval of a share of A (1 - A) / v
-rows, of which there is a largest number, because v is 0 if all positives are above all negatives. The variances at the top account for the cut-off, which is estimated, too.
+rows. This number is limited, because v is 0 if all positives are above all negatives. The variances
+at the top account for the cut-off, which is estimated, too.
 """
 
 from statistics import NormalDist
@@ -216,14 +217,9 @@ def _cross_areas(
     found: list[CrossArea] = []
     for areas, ends in ((there, (one, other)), (back, (other, one))):
         low, high = areas.interval()
-        found += [
-            {
-                "positives": names[ends[0][at]],
-                "negatives": names[ends[1][at]],
-                **_read_area(areas, low, high, at),
-            }
-            for at in range(len(one))
-        ]
+        for at, (g, h) in enumerate(zip(*ends, strict=True)):
+            area = _read_area(areas, low, high, at)
+            found.append(CrossArea(positives=names[g], negatives=names[h], **area))
     distance = there.rate[0] - back.rate[0]
     if np.isnan(distance).all():  # also if there is one group only
         return found, {"gap": None, "low": None, "high": None, "pair": None}
@@ -304,7 +300,7 @@ def find_cut(rows: np.ndarray, top: float) -> np.ndarray:
     above = np.cumsum(rows[..., ::-1], -1)[..., ::-1]  # rows in the bin or above it
     total = above[..., :1]
     reached = above >= (top - 1e-9) * total
-    return rows.shape[-1] - 1 - reached[..., ::-1].argmax(-1)
+    return np.asarray(rows.shape[-1] - 1 - reached[..., ::-1].argmax(-1))
 
 
 def cut_top(counts: np.ndarray, top: float) -> np.ndarray:

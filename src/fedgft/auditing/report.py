@@ -40,6 +40,7 @@ from fedgft.auditing.conditional import (
 from fedgft.auditing.findings import list_warnings
 from fedgft.auditing.inputs import Sites, combine_sites
 from fedgft.auditing.notebook import describe, render_in_notebook
+from fedgft.auditing.ranking import Ranking
 from fedgft.auditing.rates import (
     Pool,
     View,
@@ -50,6 +51,9 @@ from fedgft.auditing.rates import (
     pool_sites,
 )
 from fedgft.auditing.report_files import save_report
+from fedgft.auditing.score_distributions import ScoreDistributions
+from fedgft.auditing.score_tables import list_scan_tables
+from fedgft.auditing.subgroup_scan import MIN_ROWS, SHOWN, Scan, scan_subgroups
 from fedgft.auditing.summary import Summary, summarize, to_json, views_of
 from fedgft.auditing.tables_and_charts import draw_figures, list_tables
 from fedgft.auditing.thresholds import (
@@ -188,6 +192,37 @@ class Audit:
         """The share of right decisions over all rows, also those whose group is not recorded."""
         return read_rate(self.summary["accuracy"])
 
+    @property
+    def distributions(self) -> Mapping[str, Mapping[str, ScoreDistributions]]:
+        """Distances between the score distributions of groups, by attributes and class.
+
+        The first keys are those of `attributes`, the second ones the names of classes: with two
+        classes, the positive one. Empty if a site left out scores.
+        """
+        return self.summary["distributions"] or {}
+
+    @property
+    def ranking(self) -> Mapping[str, Mapping[str, Ranking]]:
+        """Areas under ROC curves, cross-group areas and who is at the top, by the same keys."""
+        return self.summary["ranking"] or {}
+
+    def scan(self, *, min_rows: int = MIN_ROWS, shown: int = SHOWN) -> Scan:
+        """Compare all subgroups by up to three attributes, with a correction for many looks.
+
+        Parameters
+        ----------
+        min_rows
+            The smallest number of rows that a rate is compared with.
+        shown
+            The largest number of subgroups, and of pairs of subgroups, to return; those with the
+            largest differences that are certain.
+        """
+        found = scan_subgroups(self.views, min_rows=min_rows, shown=shown)
+        if found is None:
+            text = "a scan needs two attributes or more; `gaps` compares the groups of one"
+            raise FedgftError(text, kind="data")
+        return found
+
     def to_frame(
         self, table: str = "gaps", *, by: str | None = None, library: str = "polars"
     ) -> Any:
@@ -286,6 +321,10 @@ class Audit:
         """Return the tables for a terminal; the report has more tables."""
         return list(list_tables(self.summary, short=True))
 
+    def scan_tables(self) -> list[Table]:
+        """Return the tables of `scan` for a terminal; none with a single attribute."""
+        return list(list_scan_tables(self.summary, short=True))
+
     def report(self, *, figures: bool = False) -> Report:
         """Return the whole report, with figures if `figures` is True, which takes longer."""
         return Report(
@@ -347,6 +386,7 @@ def audit(
     about: Mapping[str, Any] | None = None,
     seed: int = 0,
     ignore_case: bool = False,
+    scan: int = SHOWN,
 ) -> Audit:
     """Estimate all metrics over all sites and at each site, from the sums alone.
 
@@ -379,6 +419,9 @@ def audit(
     ignore_case
         Merge names of groups and classes that differ only in case or spaces, such as "Man" at one
         site and "man" at another. By default they are an error.
+    scan
+        With two attributes or more: the number of subgroups, and of pairs of subgroups, to list as
+        those that differ most. See `Audit.scan`.
 
     Returns
     -------
@@ -405,6 +448,7 @@ def audit(
     references = check_name_list("reference_groups", reference_groups)
     draws = check_integer("bootstrap", bootstrap, least=0)
     seed = check_integer("seed", seed, least=0)
+    scan = check_integer("scan", scan, least=0)
     limits = check_tolerance(tolerance)
     described = check_about(about)
     combined = combine_sites(sums, ignore_case=ignore_case)
@@ -442,6 +486,7 @@ def audit(
         about=add_facts(described, pool.spec),
         tolerance=limits.gaps,
         stated=limits.stated,
+        scan=scan,
     )
     summary["verdicts"].update(list_states(summary))
     return Audit(summary, pool, views)

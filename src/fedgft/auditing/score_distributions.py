@@ -170,10 +170,11 @@ class PairedSamples:
 
     def variance(self, values: np.ndarray) -> np.ndarray:
         """Return the variance of the difference of the means of a value of the bin, (pair,)."""
-        return sum(
-            self.samples.sampling_variance(at, values) + self.samples.noise_variance(at, values)
-            for at in (self.first, self.second)
-        )
+        total = np.zeros(len(self.first))
+        for at in (self.first, self.second):
+            total += self.samples.sampling_variance(at, values)
+            total += self.samples.noise_variance(at, values)
+        return total
 
     def edge_variance(self) -> np.ndarray:
         """Return the variance of F_first - F_second at the edges between bins, (pair, bin - 1)."""
@@ -342,9 +343,7 @@ def _read_distance(found: Distances, pair: int) -> Distance:
     return Distance(**numbers)
 
 
-def _find_largest(
-    found: Distances, apart: PairedSamples, *, complete: bool
-) -> LargestDistance:
+def _find_largest(found: Distances, apart: PairedSamples, *, complete: bool) -> LargestDistance:
     """Return the largest distance between two groups.
 
     The range and the interval are those of the largest distance, whichever pair has it. There is no

@@ -46,7 +46,7 @@ class ScoreSamples:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """The number of rows of each group, (group,); the sum of their weights, if they have any."""
+        """The number of rows of each group, or the sum of their weights, (group,)."""
         return self.counts[0].sum(-1)
 
     @cached_property

@@ -18,7 +18,7 @@ counts, they use the rates that are closest to each other.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -119,7 +119,8 @@ def scan_subgroups(
 class _Looks:
     """Comparisons under one condition of one metric in one view, between `first` and `second`.
 
-    `groups` holds the positions of the groups, (look,); those of `others` are None against the rest.
+    `groups` holds the positions of the groups, (look,). So does `others`, which is None if they are
+    compared with everybody else.
     """
 
     view: View
@@ -153,9 +154,7 @@ def _look_at_rest(views: Sequence[View], min_rows: int) -> Iterator[_Looks]:
             for v, condition in enumerate(metric.condition_names(view.spec.classes)):
                 mine, theirs = one[v, kept], other[v, kept]
                 known = _large_enough(mine, min_rows) & _large_enough(theirs, min_rows)
-                yield _Looks(
-                    view, name, condition, mine[known], theirs[known], kept[known], None
-                )
+                yield _Looks(view, name, condition, mine[known], theirs[known], kept[known], None)
 
 
 def _look_at_pairs(views: Sequence[View], min_rows: int) -> Iterator[_Looks]:
@@ -191,7 +190,7 @@ def everybody_else(view: View) -> View:
         rest = known.sum(2, keepdims=True) - known
         return np.concatenate((rest, np.zeros_like(values[:, :, -1:])), 2)
 
-    weights = {"squares": rest_of(view.squares)} if hasattr(view, "squares") else {}
+    weights: dict[str, Any] = {"squares": rest_of(view.squares)} if hasattr(view, "squares") else {}
     return replace(
         view,
         sums=view.sums.map(rest_of),
@@ -212,7 +211,9 @@ class _Family:
         self.parts = []
         for part in parts:  # one at a time: of a thousand groups there are half a million pairs
             self.looks += len(part.groups)
-            self.parts.append(part[_find_likely(_Shares.of([part.first]), _Shares.of([part.second]))])
+            self.parts.append(
+                part[_find_likely(_Shares.of([part.first]), _Shares.of([part.second]))]
+            )
         sizes = [len(part.groups) for part in self.parts]
         of_part = np.repeat(np.arange(len(sizes)), sizes)
         position = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0, int)])
@@ -306,7 +307,9 @@ def fisher(first: _Shares, second: _Shares) -> np.ndarray:
     from scipy.stats import hypergeom  # here: it takes as long to load as all of fedgft
 
     up = first.rate >= second.rate
-    upper, lower = (np.where(up, a, b) for a, b in ((first.least, second.least), (second.most, first.most)))
+    upper, lower = (
+        np.where(up, a, b) for a, b in ((first.least, second.least), (second.most, first.most))
+    )
     rows = [np.where(up, a, b) for a, b in ((first.rows, second.rows), (second.rows, first.rows))]
     sizes = [np.maximum(np.floor(each + 1e-6), 1.0) for each in rows]
     hits = [np.rint(share * size) for share, size in zip((upper, lower), sizes, strict=True)]
@@ -341,7 +344,5 @@ def _exact_limits(shares: _Shares, tail: float) -> tuple[np.ndarray, np.ndarray]
         few, many = (np.clip(share * n, 0.0, n) for share in (shares.least, shares.most))
         low = np.where(few > 1e-9, betaincinv(np.maximum(few, 1e-9), n - few + 1, tail), 0.0)
         rest = n - many
-        high = np.where(
-            rest > 1e-9, betaincinv(many + 1, np.maximum(rest, 1e-9), 1 - tail), 1.0
-        )
+        high = np.where(rest > 1e-9, betaincinv(many + 1, np.maximum(rest, 1e-9), 1 - tail), 1.0)
     return low, high
