@@ -70,6 +70,7 @@ MENU = {
         "audit",
         "weights",
         "monitoring",
+        "score-distributions",
         "rules",
         "train",
         "trees",

@@ -28,7 +28,12 @@ from fedgft.auditing.rates import (
     estimate_difference,
     find_largest_gap,
 )
-from fedgft.auditing.score_samples import ScoreSamples, sample_scores, scored_class
+from fedgft.auditing.score_samples import (
+    ScoreSamples,
+    compares_scores,
+    sample_scores,
+    scored_class,
+)
 from fedgft.metrics.intervals import FEW, folded
 
 MAX_CROSSED = 12  # groups of a view for which cross-group areas are computed
@@ -117,12 +122,14 @@ class Ranking(TypedDict):
 
 
 def summarize_ranking(view: View) -> dict[str, Ranking] | None:
-    """Return how the scores of each class rank the groups; None if a site left out scores.
+    """Return how the scores of each class rank the groups.
+
+    The result is None if a site left out scores, or if groups are uncertain.
 
     With two classes there is one score, that of the positive class. With more, every class has a
     score, and its positives are the rows with this label.
     """
-    if not view.has_histograms:
+    if not compares_scores(view):
         return None
     return {name: _rank_class(view, s) for s, name in enumerate(view.scored_classes)}
 

@@ -219,7 +219,7 @@ class Audit:
         """
         found = scan_subgroups(self.views, min_rows=min_rows, shown=shown)
         if found is None:
-            text = "a scan needs two attributes or more; `gaps` compares the groups of one"
+            text = "a scan needs two attributes or more, and groups that are certain: see `gaps`"
             raise FedgftError(text, kind="data")
         return found
 

@@ -28,7 +28,12 @@ from typing import Any, TypedDict
 import numpy as np
 
 from fedgft.auditing.rates import View
-from fedgft.auditing.score_samples import ScoreSamples, sample_scores, scored_class
+from fedgft.auditing.score_samples import (
+    ScoreSamples,
+    compares_scores,
+    sample_scores,
+    scored_class,
+)
 
 MAX_COMPARED = 12  # groups of a view whose distributions are compared with each other
 CLEAR = 3.0  # standard errors by which two distributions differ clearly at a threshold
@@ -98,9 +103,10 @@ def summarize_distributions(view: View) -> dict[str, ScoreDistributions] | None:
     """Return the distances between the score distributions of the groups, by class.
 
     With two classes there is one score, that of the positive class. With more, every class has a
-    score. The result is None if a site left out scores, or if there is only one group.
+    score. The result is None if a site left out scores, if groups are uncertain, or if there is
+    only one group.
     """
-    if not view.has_histograms or len(view.groups) < 2:
+    if not compares_scores(view) or len(view.groups) < 2:
         return None
     found: dict[str, ScoreDistributions] = {}
     for s, name in enumerate(view.scored_classes):
@@ -310,7 +316,9 @@ def _limit(
 ) -> Distances:
     """Clip the limits to [0, 1]; NaN without enough rows for an interval."""
     ends = (np.where(apart.enough, np.clip(a, 0.0, 1.0), np.nan) for a in (low, high))
-    return Distances(np.clip(value, 0.0, 1.0), least, most, *ends)
+    least = np.clip(least, 0.0, 1.0)
+    most = np.clip(most, least, 1.0)  # up to rounding, and where noise makes shares fall
+    return Distances(np.clip(value, least, most), least, most, *ends)
 
 
 def _list_pairs(gaps: Distances, moves: Distances, apart: PairedSamples) -> Iterator[PairDistances]:

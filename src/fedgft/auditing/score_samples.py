@@ -133,11 +133,27 @@ def sample_scores(view: View, score: int = 0, labels: Sequence[int] | None = Non
     unknown = np.zeros_like(totals)
     if view.bin_error is not None:
         unknown = view.bin_error[2][chosen, :-1, score].sum((0, -1))
+    if view.unsummed is not None:
+        unknown = unknown + view.unsummed[chosen, :-1].sum(0) / counts.shape[-1] / 2
     noise = _noise_by_bin(view)[chosen, :-1].sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.where(noise.any(-1), np.inf, unknown / rows + 1e-6)
         mean = totals / rows
     return ScoreSamples(view.groups, counts, noise, _squares(view, chosen), mean, error)
+
+
+def compares_scores(view: View) -> bool:
+    """Return whether the scores of the groups can be compared.
+
+    The histograms must hold every row, and every row must belong to one group for certain: the
+    groups of rows that were randomized, or known by probability, are not independent.
+    """
+    return view.has_histograms and has_certain_groups(view)
+
+
+def has_certain_groups(view: View) -> bool:
+    """Return whether every row belongs to one group: not randomized, nor by probability."""
+    return view.spec.randomized is None and not view.spec.proxy
 
 
 def scored_class(view: View, score: int) -> int:
@@ -147,10 +163,9 @@ def scored_class(view: View, score: int) -> int:
 
 def _squares(view: View, labels: list[int]) -> np.ndarray:
     """Return the sum of squared weights by group; the number of rows where there are no weights."""
-    squares = getattr(view, "squares", None)
-    if squares is None:
+    if view.squares is None:
         return view.sums.count[:, labels, :-1].sum((0, 1))
-    return squares[:, labels, :-1].sum((0, 1, -1))
+    return view.squares[:, labels, :-1].sum((0, 1, -1))
 
 
 def _noise_by_bin(view: View) -> np.ndarray:

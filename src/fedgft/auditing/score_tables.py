@@ -67,7 +67,7 @@ def _area_tables(summary: Summary) -> Iterator[Table]:
         )
         notes += (WITHOUT_ROWS,) if any("*" in row[4] for row in rows) else ()
         header = ("groups", "class", "area", "between", "difference", "95% interval")
-        yield Table("Area under the ROC curve: largest differences", header, tuple(rows), 3, notes)
+        yield Table("Area under the ROC curve: largest differences", header, tuple(rows), 4, notes)
 
 
 def _area_gap_cells(gap: AreaGap, ranking: Ranking) -> tuple[str, str, str]:
@@ -195,7 +195,7 @@ def list_scan_tables(summary: Summary, *, short: bool = False) -> Iterator[Table
         notes = [
             f"{looks} of {format_count(scan['subgroups'], 'subgroup')} by up to three attributes; "
             f"{scan['beyond_chance'][key] or 'none'} beyond chance. First: the largest differences "
-            "that are certain.",
+            "that are certain."
         ]
         if key == "against_rest" or not scan["against_rest"]:
             notes.append(

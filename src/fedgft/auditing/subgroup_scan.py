@@ -18,11 +18,12 @@ counts, they use the rates that are closest to each other.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from fedgft.auditing.rates import Rates, View, estimate_rates
+from fedgft.auditing.score_samples import has_certain_groups
 from fedgft.metrics import get_metric
 from fedgft.metrics.intervals import difference
 from fedgft.validation import check_integer
@@ -94,11 +95,14 @@ def scan_subgroups(
     Returns
     -------
     Scan or None
-        None if there is only one attribute: then the gaps of the audit compare its groups.
+        None if there is only one attribute: then the gaps of the audit compare its groups. None
+        also if groups were randomized or are known by probability: the tests need certain ones.
     """
     min_rows = check_integer("min_rows", min_rows, least=1)
     shown = check_integer("shown", shown, least=0)
     scanned = [view for view in views if len(view.attributes) <= MAX_ATTRIBUTES]
+    if not all(map(has_certain_groups, scanned)):
+        return None
     if len({name for view in scanned for name in view.attributes}) < 2:
         return None
     rest = _Family(_look_at_rest(scanned, min_rows))
@@ -190,13 +194,13 @@ def everybody_else(view: View) -> View:
         rest = known.sum(2, keepdims=True) - known
         return np.concatenate((rest, np.zeros_like(values[:, :, -1:])), 2)
 
-    weights: dict[str, Any] = {"squares": rest_of(view.squares)} if hasattr(view, "squares") else {}
+    squares = None if view.squares is None else rest_of(view.squares)
     return replace(
         view,
         sums=view.sums.map(rest_of),
         noise=rest_of(view.noise),
         slack=rest_of(view.slack),
-        **weights,
+        squares=squares,
     )
 
 

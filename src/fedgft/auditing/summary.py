@@ -463,11 +463,13 @@ def _select_fields(curves: Mapping[str, list[Curves]], names: Sequence[str]) -> 
 
 def _add_limits(areas: dict | None, ranking: Mapping[str, Ranking] | None) -> dict | None:
     """Return the areas by class and group with the limits of their intervals."""
-    if areas is None or ranking is None:
-        return areas
+    if areas is None:
+        return None
+    unknown = {"low": None, "high": None}
     return {
         name: {
-            group: area | {key: ranking[name]["areas"][group][key] for key in ("low", "high")}
+            group: area
+            | {key: (ranking[name]["areas"][group] if ranking else unknown)[key] for key in unknown}
             for group, area in groups.items()
         }
         for name, groups in areas.items()

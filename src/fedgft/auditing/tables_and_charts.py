@@ -78,6 +78,7 @@ Spec = dict[str, Any]
 
 MAX_BARS = 12  # sites in the waterfall chart
 MAX_CURVES = 10  # groups in a figure of curves
+MAX_BANDS = 4  # groups in a figure of cumulative curves with bands
 MAX_STEPS = 200  # points of a cumulative curve
 MAX_CLASSES = 6  # classes with figures of curves
 MAX_SELECTED = 4  # groups in the threshold explorer
@@ -106,9 +107,9 @@ CAPTIONS = {
     "they span.",
     "calibration": "By group: of people with such a score, how many are positive. Bars are 95% "
     "intervals.",
-    "cumulative": "By group: the share of people with a score below the threshold. The band of a "
-    "group contains its whole true curve with 95%. The largest vertical distance of two curves is "
-    "the largest gap at any threshold; the area between them is the Wasserstein distance.",
+    "cumulative": "By group: the share of people with a score below the threshold. The largest "
+    "vertical distance of two curves is the largest gap at any threshold; the area between them is "
+    "the Wasserstein distance.",
 }
 
 
@@ -440,6 +441,8 @@ def _write_caption(kind: str, view: View, summary: Summary) -> str:
         caption += " The solid line is the threshold of the decisions in this audit."
     if summary["threshold"] is not None and kind == "roc":
         caption += " The large dots are the threshold of the decisions in this audit."
+    if kind == "cumulative" and len(view.groups) <= MAX_BANDS and not view.noise.any():
+        caption += " The band of a group contains its whole true curve with 95%."
     if kind in ("thresholds", "calibration"):
         caption += f" {_describe_exactness(kind, view)}"
     if kind == "forest" and sites > MAX_SITES:
@@ -725,7 +728,8 @@ def draw_cumulative(view: View, score: int = 0) -> Spec:
     """Draw the share of people below every threshold, by group, with bands.
 
     The bands are those of Dvoretzky, Kiefer, Wolfowitz and Massart; they include where the people
-    of merged bins may be. There is none with noise on the counts, or with too few rows.
+    of merged bins may be. There are none of more than 4 groups, with noise on the counts, or with
+    too few rows.
 
     Parameters
     ----------
@@ -743,7 +747,7 @@ def draw_cumulative(view: View, score: int = 0) -> Spec:
             continue
         value, most, least = samples.below[:, g, edges]
         row: Spec = {"group": samples.groups[g], "low": None, "high": None}
-        known = samples.enough[g] and not samples.is_noisy
+        known = samples.enough[g] and len(view.groups) <= MAX_BANDS and not samples.is_noisy
         half = math.sqrt(math.log(2 / 0.05) / 2 / samples.effective[g]) if known else 0.0
         for i, edge in enumerate(edges):
             point = row | {"threshold": float(edge / bins), "share": float(np.clip(value[i], 0, 1))}
