@@ -30,7 +30,7 @@ def draw_rows(seed: int, n: int, *, drop: float = 0.0):
     groups = {
         "sex": generator.choice(["f", "m"], n),
         "age": generator.choice(["old", "young"], n),
-        "race": generator.choice(list("abcd"), n, p=[0.6, 0.2, 0.15, 0.05]),
+        "race": generator.choice(list("abc"), n, p=[0.6, 0.3, 0.1]),
     }
     y = generator.integers(0, 2, n)
     few = (groups["sex"] == "f") & (groups["race"] == "b")
@@ -132,8 +132,8 @@ def test_the_scan_is_that_of_loops_over_the_rows():
 @pytest.mark.slow
 def test_a_fair_model_raises_an_alarm_in_at_most_one_scan_of_twenty():
     alarms = []
-    for seed in range(150):
-        scan = measured(*draw_rows(seed, 800), sites=1).scan()
+    for seed in range(30):
+        scan = measured(*draw_rows(seed, 500), sites=1).scan()
         alarms.append(any(scan["beyond_chance"].values()))
     assert np.mean(alarms) <= 0.05
 
@@ -252,7 +252,7 @@ def test_a_scan_of_one_column_is_refused(tmp_path, capsys):
 @pytest.mark.slow
 def test_hostile_names_are_text_in_the_new_tables(tmp_path):
     y, d, groups = draw_rows(7, 900, drop=0.4)
-    names = dict(zip("fmabcd", (*HOSTILE[:4], *HOSTILE[5:7]), strict=True))
+    names = dict(zip("fmabc", (*HOSTILE[:4], HOSTILE[6]), strict=True))
     columns = {
         HOSTILE[4]: [names[value] for value in groups["sex"].tolist()],
         HOSTILE[2]: [names[value] for value in groups["race"].tolist()],
@@ -261,7 +261,7 @@ def test_hostile_names_are_text_in_the_new_tables(tmp_path):
     made.save(tmp_path / "out")
     page = check(tmp_path / "out/report.html", own={"link", "script"}, names=HOSTILE[:4])
     shown = " ".join(page.text)
-    for title in ("differ most", "any threshold", "Wasserstein", "Who is at the top", "across"):
+    for title in ("differ most", "any threshold", "Wasserstein", "Who is at the top"):
         assert title in shown
     text = made.to_markdown()
     assert "<script>" not in text and "<img" not in text
