@@ -28,12 +28,7 @@ from fedgft.auditing.rates import (
     estimate_difference,
     find_largest_gap,
 )
-from fedgft.auditing.score_samples import (
-    ScoreSamples,
-    compares_scores,
-    sample_scores,
-    scored_class,
-)
+from fedgft.auditing.score_samples import ScoreSamples, compares_scores, sample_scores, scored_class
 from fedgft.metrics.intervals import FEW, folded
 
 MAX_CROSSED = 12  # groups of a view for which cross-group areas are computed

@@ -39,17 +39,12 @@ from fedgft.metrics.metric import Value
 from fedgft.metrics.randomized_response import correction_matrix
 from fedgft.site_sums import (
     COUNT,
+    MIN_SUM_ROWS,
     NOISE,
     ROWS,
     SCORES,
     SLACK,
     SQUARES,
-from fedgft.site_sums import (
-    COUNT,
-    MIN_SUM_ROWS,
-    NOISE,
-    SCORES,
-    SLACK,
     Group,
     MeasurementSpec,
     Privacy,

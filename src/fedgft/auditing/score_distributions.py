@@ -28,12 +28,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from fedgft.auditing.rates import View
-from fedgft.auditing.score_samples import (
-    ScoreSamples,
-    compares_scores,
-    sample_scores,
-    scored_class,
-)
+from fedgft.auditing.score_samples import ScoreSamples, compares_scores, sample_scores, scored_class
 
 MAX_COMPARED = 12  # groups of a view whose distributions are compared with each other
 CLEAR = 3.0  # standard errors by which two distributions differ clearly at a threshold

@@ -362,7 +362,9 @@ def audit(
     )
     exceeded = verdicts.find_exceeded(report.to_dict(), limits)
     several = scan is None or report.to_dict()["scan"] is not None
-    require(several, "`scan` needs two group columns or more, with groups that are certain", kind="data")
+    require(
+        several, "`scan` needs two group columns or more, with groups that are certain", kind="data"
+    )
     try:
         publish_report(report, out, "audit", json=json, wide=wide, overwrite=overwrite)
         if scan is not None and not json and not wide:
