@@ -85,7 +85,7 @@ def test_the_report_opens_complete_and_fits_the_screen(browser, file, width, sch
     figures = page.eval_on_selector_all("figure", "all => all.map(f => f.id)")
     kinds = ("forest", "waterfall", "rates", "thresholds", "roc", "calibration", "cumulative")
     assert tuple(figures) == kinds
-    assert page.locator("figure svg").count() == 6
+    assert page.locator("figure svg").count() == 7
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ink, paper = (
         page.evaluate(f"getComputedStyle(document.body).{name}")

@@ -208,3 +208,26 @@ def test_the_chart_shows_the_shares_below_every_edge():
     assert len(rows) == 2 * 101
     samples = sample_scores(made.view)
     assert samples.rows.tolist() == [(g == "a").sum(), (g == "b").sum()]
+
+
+def test_weighted_rows_have_the_distances_of_their_weighted_shares():
+    y, p, g = draw_rows(9, 900)
+    w = np.random.default_rng(1).choice([0.5, 1.0, 4.0], 900)
+    p = (np.floor(p * 19.99) + 0.5) / 20
+    plain, weighted, heavy = (
+        audit(measure(y, p, sensitive_features=g, bins=20, sample_weight=each))
+        for each in (None, w, np.full(900, 3.0))
+    )
+    (pair,) = weighted.distributions["group"]["1"]["everyone"]["pairs"]
+    a, b = (g == pair["first"], g == pair["second"])
+    truth = wasserstein_distance(p[a], p[b], w[a], w[b])
+    assert pair["wasserstein"]["value"] == pytest.approx(truth, abs=1e-9)
+    (one,), (three,) = (
+        made.distributions["group"]["1"]["everyone"]["pairs"] for made in (plain, heavy)
+    )
+    assert three["wasserstein"]["low"] == pytest.approx(one["wasserstein"]["low"])
+    assert three["threshold_gap"]["high"] == pytest.approx(one["threshold_gap"]["high"])
+    width, plain_width = (
+        each["threshold_gap"]["high"] - each["threshold_gap"]["low"] for each in (pair, one)
+    )
+    assert width > plain_width  # unequal weights: fewer effective rows

@@ -462,18 +462,13 @@ def _select_fields(curves: Mapping[str, list[Curves]], names: Sequence[str]) -> 
 
 
 def _add_limits(areas: dict | None, ranking: Mapping[str, Ranking] | None) -> dict | None:
-    """Return the areas by class and group with the limits of their intervals."""
-    if areas is None:
-        return None
-    unknown = {"low": None, "high": None}
-    return {
-        name: {
-            group: area
-            | {key: (ranking[name]["areas"][group] if ranking else unknown)[key] for key in unknown}
-            for group, area in groups.items()
-        }
-        for name, groups in areas.items()
-    }
+    """Return the areas by class and group with the limits of their intervals, if there are any."""
+    for name, groups in (areas or {}).items():
+        for group, area in groups.items():
+            found = None if ranking is None else ranking[name]["areas"][group]
+            area["low"] = None if found is None else found["low"]
+            area["high"] = None if found is None else found["high"]
+    return areas
 
 
 def _summarize_accuracy(view: View) -> dict[str, Any]:

@@ -57,6 +57,7 @@ EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
 MAX_COLUMNS = 12  # listed in a message
 MAX_SITES = 10  # listed in a note
 MIN_DRAWS = 100  # of a bootstrap
+DEFAULT_SCAN = 10  # subgroups in a report
 MAX_SCAN = 1_000  # subgroups that are printed
 MAX_FILE_NAME = 100  # bytes of the name of a site in the name of its file
 RULE_NOTE = (
@@ -357,7 +358,7 @@ def audit(
         bootstrap=bootstrap,
         adjust_to=targets,
         tolerance=limits if tolerance is None else parse_tolerance(tolerance),
-        **({} if scan is None else {"scan": scan}),
+        scan=DEFAULT_SCAN if scan is None else scan,
         about=about | {"files": site_file.find_site_files(files)},
     )
     exceeded = verdicts.find_exceeded(report.to_dict(), limits)
