@@ -72,6 +72,7 @@ MENU = {
         "monitoring",
         "next-site",
         "forms",
+        "score-distributions",
         "rules",
         "train",
         "trees",

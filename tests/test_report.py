@@ -83,8 +83,9 @@ def test_the_report_opens_complete_and_fits_the_screen(browser, file, width, sch
     assert page.trouble == []
     assert [url for url in page.asked if not url.startswith(("file:", "data:"))] == []
     figures = page.eval_on_selector_all("figure", "all => all.map(f => f.id)")
-    assert figures == ["forest", "waterfall", "rates", "thresholds", "roc", "calibration"]
-    assert page.locator("figure svg").count() == 6
+    kinds = ("forest", "waterfall", "rates", "thresholds", "roc", "calibration", "cumulative")
+    assert tuple(figures) == kinds
+    assert page.locator("figure svg").count() == 7
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ink, paper = (
         page.evaluate(f"getComputedStyle(document.body).{name}")

@@ -39,6 +39,7 @@ from fedgft.metrics.metric import Value
 from fedgft.metrics.randomized_response import correction_matrix
 from fedgft.site_sums import (
     COUNT,
+    MIN_SUM_ROWS,
     NOISE,
     ROWS,
     SCORES,
@@ -134,6 +135,9 @@ class View:
     products
         (site, label, group, group, decision): the same for the product of what a row adds to the
         counts of two groups, if groups were randomized; otherwise None: a row has one group.
+    unsummed
+        (label, group): the rows in cells of so few rows that files do not state their sum of
+        scores, which is then that of the middles of the bins.
     """
 
     spec: MeasurementSpec
@@ -146,6 +150,7 @@ class View:
     bin_error: np.ndarray | None = None
     squares: np.ndarray | None = None
     products: np.ndarray | None = None
+    unsummed: np.ndarray | None = None
 
     def shifted_histogram(self, end: int) -> np.ndarray:
         """Return the histogram with every row of uncertain bin moved to one end of its range.
@@ -301,6 +306,8 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         if bin_error is not None:
             bin_error = np.einsum("ag,eygsb->eyasb", np.abs(correct), np.abs(bin_error))
             bin_error[0] *= -1
+    few = pool.tables[..., ROWS if spec.counts_rows else COUNT] < MIN_SUM_ROWS
+    unsummed = sum_groups(np.where(few, pool.tables[..., COUNT], 0.0).sum((0, 3)), 0).T
     return View(
         spec=spec,
         attributes=attributes,
@@ -312,6 +319,7 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         bin_error=bin_error,
         squares=squares,
         products=products,
+        unsummed=unsummed,
     )
 
 

@@ -43,6 +43,7 @@ from fedgft.auditing.forms import make_form
 from fedgft.auditing.inputs import Sites, combine_sites
 from fedgft.auditing.next_site import DEFAULT_CHANGE, NextSite
 from fedgft.auditing.notebook import describe, render_in_notebook
+from fedgft.auditing.ranking import Ranking
 from fedgft.auditing.rates import (
     Pool,
     View,
@@ -53,6 +54,9 @@ from fedgft.auditing.rates import (
     pool_sites,
 )
 from fedgft.auditing.report_files import save_report
+from fedgft.auditing.score_distributions import ScoreDistributions
+from fedgft.auditing.score_tables import list_scan_tables
+from fedgft.auditing.subgroup_scan import MIN_ROWS, SHOWN, Scan, scan_subgroups
 from fedgft.auditing.summary import Summary, summarize, to_json, views_of
 from fedgft.auditing.tables_and_charts import draw_figures, list_tables
 from fedgft.auditing.thresholds import (
@@ -206,6 +210,37 @@ class Audit:
         """
         return NextSite(**self.summary["next_site"])
 
+    @property
+    def distributions(self) -> Mapping[str, Mapping[str, ScoreDistributions]]:
+        """Distances between the score distributions of groups, by attributes and class.
+
+        The first keys are those of `attributes`, the second ones the names of classes: with two
+        classes, the positive one. Empty if a site left out scores.
+        """
+        return self.summary["distributions"] or {}
+
+    @property
+    def ranking(self) -> Mapping[str, Mapping[str, Ranking]]:
+        """Areas under ROC curves, cross-group areas and who is at the top, by the same keys."""
+        return self.summary["ranking"] or {}
+
+    def scan(self, *, min_rows: int = MIN_ROWS, shown: int = SHOWN) -> Scan:
+        """Compare all subgroups by up to three attributes, with a correction for many looks.
+
+        Parameters
+        ----------
+        min_rows
+            The smallest number of rows that a rate is compared with.
+        shown
+            The largest number of subgroups, and of pairs of subgroups, to return; those with the
+            largest differences that are certain.
+        """
+        found = scan_subgroups(self.views, min_rows=min_rows, shown=shown)
+        if found is None:
+            text = "a scan needs two attributes or more, and groups that are certain: see `gaps`"
+            raise FedgftError(text, kind="data")
+        return found
+
     def to_frame(
         self, table: str = "gaps", *, by: str | None = None, library: str = "polars"
     ) -> Any:
@@ -327,6 +362,10 @@ class Audit:
         """Return the tables for a terminal; the report has more tables."""
         return list(list_tables(self.summary, short=True))
 
+    def scan_tables(self) -> list[Table]:
+        """Return the tables of `scan` for a terminal; none with a single attribute."""
+        return list(list_scan_tables(self.summary, short=True))
+
     def report(self, *, figures: bool = False) -> Report:
         """Return the whole report, with figures if `figures` is True, which takes longer."""
         return Report(
@@ -389,6 +428,7 @@ def audit(
     worst_mix: float | int = DEFAULT_CHANGE,
     seed: int = 0,
     ignore_case: bool = False,
+    scan: int = SHOWN,
 ) -> Audit:
     """Estimate all metrics over all sites and at each site, from the sums alone.
 
@@ -424,6 +464,9 @@ def audit(
     ignore_case
         Merge names of groups and classes that differ only in case or spaces, such as "Man" at one
         site and "man" at another. By default they are an error.
+    scan
+        With two attributes or more: the number of subgroups, and of pairs of subgroups, to list as
+        those that differ most. See `Audit.scan`.
 
     Returns
     -------
@@ -450,6 +493,7 @@ def audit(
     references = check_name_list("reference_groups", reference_groups)
     draws = check_integer("bootstrap", bootstrap, least=0)
     seed = check_integer("seed", seed, least=0)
+    scan = check_integer("scan", scan, least=0)
     limits = check_tolerance(tolerance)
     change = check_number("worst_mix", worst_mix)
     if not 0 <= change < 1:
@@ -491,6 +535,7 @@ def audit(
         tolerance=limits.gaps,
         stated=limits.stated,
         largest_change=change,
+        scan=scan,
     )
     summary["verdicts"].update(list_states(summary))
     return Audit(summary, pool, views)

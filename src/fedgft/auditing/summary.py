@@ -19,6 +19,7 @@ import numpy as np
 from fedgft.auditing.between_sites import MetricEstimate, SiteGaps
 from fedgft.auditing.conditional import ConditionalSummary
 from fedgft.auditing.next_site import DEFAULT_CHANGE, NextSiteSummary, summarize_next_site
+from fedgft.auditing.ranking import Ranking, summarize_ranking
 from fedgft.auditing.rates import (
     LargestGap,
     Pool,
@@ -30,6 +31,8 @@ from fedgft.auditing.rates import (
     find_largest_gap,
     find_reference_group,
 )
+from fedgft.auditing.score_distributions import ScoreDistributions, summarize_distributions
+from fedgft.auditing.subgroup_scan import SHOWN, Scan, scan_subgroups
 from fedgft.auditing.thresholds import Curves, GroupThresholds, compute_curves, sweep_thresholds
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable
@@ -42,7 +45,13 @@ FORMAT = "fedgft-audit-1"
 COMPARED_KEYS = ("classes", "groups", "accuracy", "metrics", "attributes")  # `compare` needs these
 SITE_KEYS = ("gap", "low", "high", "ratio", "contribution", "local", "pair_rates", "pair_shares")
 SHORT_SITE_KEYS = ("gap", "contribution")  # in all views but the one by all attributes
-ONE_LINE_KEYS = ("sites", "curves", "sweep")  # their entries take one line each in audit.json
+ONE_LINE_KEYS = (
+    "sites",
+    "curves",
+    "sweep",
+    "distributions",
+    "ranking",
+)  # their entries take one line each in audit.json
 Number = float | None
 
 
@@ -169,10 +178,15 @@ class Summary(ViewSummary):
     threshold: Number
     interval: str  # how the intervals were made
     accuracy: GroupRate
-    # by class and group: the area under the ROC curve (`auc`) +- `bin_error`; see `Curves`
+    # by class and group: the area under the ROC curve (`auc`) +- `bin_error`, see `Curves`, and
+    # the limits of its 95% interval (`low`, `high`)
     auc: dict[str, dict[str, dict[str, Number]]] | None
     curves: dict[str, dict[str, dict[str, list]]] | None
     sweep: dict[str, Any] | None  # see `Sweep`
+    # by the title of a view and class; None without scores
+    distributions: dict[str, dict[str, ScoreDistributions]] | None
+    ranking: dict[str, dict[str, Ranking]] | None
+    scan: Scan | None  # None with one attribute
     attributes: dict[str, ViewSummary]  # the other views, by title
     given: ConditionalSummary | None  # gaps within strata
     next_site: NotRequired[NextSiteSummary]  # what to expect at a site that did not take part
@@ -208,6 +222,7 @@ def summarize(
     tolerance: Mapping[str, float],
     stated: Sequence[str],
     largest_change: float = DEFAULT_CHANGE,
+    scan: int = SHOWN,
 ) -> Summary:
     """Build the summary from the estimates of all views.
 
@@ -227,6 +242,8 @@ def summarize(
         stated one. The verdicts are left empty.
     largest_change
         The largest change of a site's share of the rows in the worst mix of sites.
+    scan
+        The number of subgroups that differ most to list.
     """
     *parts, main_part = (
         _summarize_view(view, each, pool.sites, references, full=view is views[-1])
@@ -241,6 +258,8 @@ def summarize(
     next_site = summarize_next_site(
         view, estimates[-1], right, pool.sites, largest_change=largest_change
     )
+    ranking = {v.title: each for v in views if (each := summarize_ranking(v))}
+    distances = {v.title: each for v in views if (each := summarize_distributions(v))}
     found = {
         "format": FORMAT,
         "about": dict(about),
@@ -260,9 +279,12 @@ def summarize(
         "interval": interval,
         "accuracy": _summarize_accuracy(view),
         **main_part,
-        "auc": _select_fields(curves, ("auc", "bin_error")),
+        "auc": _add_limits(_select_fields(curves, ("auc", "bin_error")), ranking.get(view.title)),
         "curves": _select_fields(curves, ("thresholds", "tpr", "fpr", "calibration")),
         "sweep": None if sweep is None else vars(sweep),
+        "distributions": distances or None,
+        "ranking": ranking or None,
+        "scan": scan_subgroups(views, shown=scan),
         "attributes": {v.title: part for v, part in zip(views, parts, strict=False)},
         "given": given,
         "next_site": next_site,
@@ -447,6 +469,16 @@ def _select_fields(curves: Mapping[str, list[Curves]], names: Sequence[str]) -> 
         for name, each in curves.items()
     }
     return by_class or None
+
+
+def _add_limits(areas: dict | None, ranking: Mapping[str, Ranking] | None) -> dict | None:
+    """Return the areas by class and group with the limits of their intervals, if there are any."""
+    for name, groups in (areas or {}).items():
+        for group, area in groups.items():
+            found = None if ranking is None else ranking[name]["areas"][group]
+            area["low"] = None if found is None else found["low"]
+            area["high"] = None if found is None else found["high"]
+    return areas
 
 
 def _summarize_accuracy(view: View) -> dict[str, Any]:

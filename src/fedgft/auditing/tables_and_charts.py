@@ -8,6 +8,7 @@ must be visible on a light and on a dark background are the text color of the pa
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -27,6 +28,8 @@ from fedgft.auditing.findings import (
 )
 from fedgft.auditing.next_site_report import list_next_site_tables
 from fedgft.auditing.rates import View
+from fedgft.auditing.score_samples import sample_scores
+from fedgft.auditing.score_tables import list_score_tables
 from fedgft.auditing.summary import (
     GapInterval,
     GapSummary,
@@ -76,6 +79,8 @@ Spec = dict[str, Any]
 
 MAX_BARS = 12  # sites in the waterfall chart
 MAX_CURVES = 10  # groups in a figure of curves
+MAX_BANDS = 4  # groups in a figure of cumulative curves with bands
+MAX_STEPS = 200  # points of a cumulative curve
 MAX_CLASSES = 6  # classes with figures of curves
 MAX_SELECTED = 4  # groups in the threshold explorer
 GAP_COLORS = {"sp": "currentColor", "eop": "currentColor", "fpr": "#7f7f7f", "acc": "#7f7f7f"}
@@ -86,6 +91,7 @@ TITLES = {
     "thresholds": "Threshold explorer",
     "roc": "ROC curves",
     "calibration": "Calibration",
+    "cumulative": "Score distributions",
 }
 CAPTIONS = {
     "forest": "Every site's own view of the gap between the two groups that are farthest apart "
@@ -104,6 +110,9 @@ CAPTIONS = {
     "they span.",
     "calibration": "By group: of people with such a score, how many are positive. Bars are 95% "
     "intervals.",
+    "cumulative": "By group: the share of people with a score below the threshold. The largest "
+    "vertical distance of two curves is the largest gap at any threshold; the area between them is "
+    "the Wasserstein distance.",
 }
 
 
@@ -145,7 +154,7 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     yield from (_ratio_table(view, title) for title, view in views_of(summary).items())
     if len(summary["sites"]) > 1:
         yield _spread_table(summary, groups)
-    yield from _area_tables(summary)
+    yield from list_score_tables(summary)
 
 
 def choose_columns(table: Table, names: Sequence[str]) -> Table:
@@ -370,20 +379,6 @@ def _threshold_tables(summary: Summary) -> Iterator[Table]:
         )
 
 
-def _area_tables(summary: Summary) -> Iterator[Table]:
-    """Yield the table of areas under the ROC curves, if there are scores."""
-    rows = []
-    for name, groups in (summary["auc"] or {}).items():
-        for group, area in groups.items():
-            known = area["auc"] is not None
-            cells = (f"{area[key]:.3f}" if known else DASH for key in ("auc", "bin_error"))
-            rows.append((group, name, *cells))
-    if rows:
-        notes = ("The binning error is no interval: sampling error is not included.",)
-        header = ("group", "class", "area", "binning error")
-        yield Table("Area under the ROC curve", header, tuple(rows), 2, notes)
-
-
 def _format_gap_cell(found: GapInterval) -> str:
     """Return ``12.3 (9.8 to 15.4)``, in points."""
     if found["gap"] is None:
@@ -436,6 +431,7 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
         figures.append(figure("roc", roc, number, title))
         calibration = draw_calibration(curves, groups=groups)
         figures.append(figure("calibration", calibration, number, title))
+        figures.append(figure("cumulative", draw_cumulative(view, s), number, title))
     return figures
 
 
@@ -446,11 +442,13 @@ def _write_caption(kind: str, view: View, summary: Summary) -> str:
     caption = CAPTIONS[kind]
     if kind == "forest" and any(_next_site_rows(m, summary) for m in summary["metrics"]):
         caption += CAPTIONS["next"]
-    of_curves = kind in ("roc", "calibration")
+    of_curves = kind in ("roc", "calibration", "cumulative")
     if summary["threshold"] is not None and kind == "thresholds":
         caption += " The solid line is the threshold of the decisions in this audit."
     if summary["threshold"] is not None and kind == "roc":
         caption += " The large dots are the threshold of the decisions in this audit."
+    if kind == "cumulative" and len(view.groups) <= MAX_BANDS and not view.noise.any():
+        caption += " The band of a group contains its whole true curve with 95%."
     if kind in ("thresholds", "calibration"):
         caption += f" {_describe_exactness(kind, view)}"
     if kind == "forest" and sites > MAX_SITES:
@@ -741,3 +739,37 @@ def draw_calibration(curves: list[Curves], *, groups: Iterable[str]) -> Spec:
     """
     rows = [{"group": c.group, **p} for c in curves for p in c.calibration]
     return _color_groups(_fill_chart("calibration", rows), "group", groups)
+
+
+def draw_cumulative(view: View, score: int = 0) -> Spec:
+    """Draw the share of people below every threshold, by group, with bands.
+
+    The bands are those of Dvoretzky, Kiefer, Wolfowitz and Massart; they include where the people
+    of merged bins may be. There are none of more than 4 groups, with noise on the counts, or with
+    too few rows.
+
+    Parameters
+    ----------
+    view
+        The groups, with histograms.
+    score
+        The position of the class among the classes with scores.
+    """
+    samples = sample_scores(view, score)
+    bins = samples.counts.shape[-1]
+    edges = np.unique(np.linspace(0, bins, min(bins, MAX_STEPS) + 1).round().astype(int))
+    rows = []
+    for g in samples.largest(MAX_CURVES):
+        if not samples.estimable[g]:
+            continue
+        value, most, least = samples.below[:, g, edges]
+        row: Spec = {"group": samples.groups[g], "low": None, "high": None}
+        known = samples.enough[g] and len(view.groups) <= MAX_BANDS and not samples.is_noisy
+        half = math.sqrt(math.log(2 / 0.05) / 2 / samples.effective[g]) if known else 0.0
+        for i, edge in enumerate(edges):
+            point = row | {"threshold": float(edge / bins), "share": float(np.clip(value[i], 0, 1))}
+            if known:
+                point["low"] = max(float(least[i]) - half, 0.0)
+                point["high"] = min(float(most[i]) + half, 1.0)
+            rows.append(point)
+    return _color_groups(_fill_chart("cumulative", rows), "group", view.groups)

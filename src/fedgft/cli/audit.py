@@ -62,6 +62,8 @@ EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
 MAX_COLUMNS = 12  # listed in a message
 MAX_SITES = 10  # listed in a note
 MIN_DRAWS = 100  # of a bootstrap
+DEFAULT_SCAN = 10  # subgroups in a report
+MAX_SCAN = 1_000  # subgroups that are printed
 MAX_FILE_NAME = 100  # bytes of the name of a site in the name of its file
 RULE_NOTE = (
     "`fedgft adjust` finds the best thresholds by group and saves them as a rule, which "
@@ -277,6 +279,7 @@ def audit(
     adjust: Annotated[list[str] | None, Some] = None,
     bootstrap: Whole = 0,
     worst_mix: float = 0.2,
+    scan: Whole | None = None,
     ignore_case: Annotated[bool, Flag] = False,
     compare: Annotated[tuple[Place, Place] | None, Parameter(negative="")] = None,
     tolerance: Annotated[list[str] | None, Some] = None,
@@ -316,6 +319,9 @@ def audit(
         Compute intervals by a bootstrap over sites, not rows, with this many draws: 2000.
     worst_mix
         Largest change of a site's share of the rows in the worst mix of sites: 0.2 is 20% of it.
+    scan
+        Print this many subgroups that differ most, by up to three attributes, and as many pairs of
+        subgroups. Without it, the report lists 10.
     ignore_case
         Merge names that differ only in case or spaces, such as "Man" and "man".
     compare
@@ -357,6 +363,8 @@ def audit(
     targets = parse_limits("adjust", adjust or ())
     is_enough = bootstrap == 0 or bootstrap >= MIN_DRAWS
     require(is_enough, f"`bootstrap` {bootstrap}: needs at least {MIN_DRAWS} draws")
+    wanted = scan is None or 1 <= scan <= MAX_SCAN
+    require(wanted, f"`scan` {scan}: must lie between 1 and {MAX_SCAN:,}")
     about = {
         "title": title,
         "model": model_name,
@@ -367,6 +375,7 @@ def audit(
     }
     if compare is not None:
         named = any(text is not None for text in about.values())
+        named |= scan is not None
         given = files or limits or targets or bootstrap or reference_groups or tolerance
         if given or named or wanted.names:
             raise FedgftError(
@@ -387,14 +396,22 @@ def audit(
         worst_mix=worst_mix,
         adjust_to=targets,
         tolerance=limits if tolerance is None else parse_tolerance(tolerance),
+        scan=DEFAULT_SCAN if scan is None else scan,
         about=about | {"files": site_file.find_site_files(files)},
     )
     exceeded = verdicts.find_exceeded(report.to_dict(), limits)
     filled = forms.make_forms(report, *wanted) if wanted.names else []
+    several = scan is None or report.to_dict()["scan"] is not None
+    require(
+        several, "`scan` needs two group columns or more, with groups that are certain", kind="data"
+    )
     try:
         publish_report(
             report, out, "audit", json=json, wide=wide, overwrite=overwrite, filled=filled
         )
+        if scan is not None and not json and not wide:
+            for table in report.scan_tables():
+                print_table(table)
         if targets and not json:
             note(RULE_NOTE)
     finally:  # also where the reader of the output has closed the pipe
