@@ -363,8 +363,8 @@ def audit(
     targets = parse_limits("adjust", adjust or ())
     is_enough = bootstrap == 0 or bootstrap >= MIN_DRAWS
     require(is_enough, f"`bootstrap` {bootstrap}: needs at least {MIN_DRAWS} draws")
-    wanted = scan is None or 1 <= scan <= MAX_SCAN
-    require(wanted, f"`scan` {scan}: must lie between 1 and {MAX_SCAN:,}")
+    is_number = scan is None or 1 <= scan <= MAX_SCAN
+    require(is_number, f"`scan` {scan}: must lie between 1 and {MAX_SCAN:,}")
     about = {
         "title": title,
         "model": model_name,
