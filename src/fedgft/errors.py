@@ -21,6 +21,10 @@ EXTRAS = {  # package that is imported: (name that people know, extra that insta
     "cryptography": ("cryptography", "flower"),
     "xgboost": ("XGBoost", "xgboost"),
     "lightgbm": ("LightGBM", "lightgbm"),
+    "duckdb": ("DuckDB", "sql"),
+    "psycopg": ("psycopg", "sql"),
+    "sqlglot": ("sqlglot", "sql"),
+    "pyspark": ("PySpark, which the extra leaves out for its size (pip install pyspark)", "sql"),
 }
 
 

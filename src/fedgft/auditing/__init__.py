@@ -18,6 +18,8 @@ _MODULES = {
     "audit": "fedgft.auditing.report",
     "compare": "fedgft.auditing.comparison",
     "measure": "fedgft.auditing.measurement",
+    "measure_counts": "fedgft.auditing.database",
+    "measure_database": "fedgft.auditing.database",
     "measure_file": "fedgft.auditing.measurement",
     "merge": "fedgft.site_sums",
     "monitor": "fedgft.auditing.monitoring",

@@ -2,6 +2,7 @@
 
 from fedgft.auditing.audit_results import Estimate, Gap, Rate, Results, Site, SiteGap
 from fedgft.auditing.comparison import Comparison, compare
+from fedgft.auditing.database import measure_counts, measure_database
 from fedgft.auditing.measurement import measure, measure_file
 from fedgft.auditing.monitoring import Monitor, monitor
 from fedgft.auditing.report import Audit, audit
@@ -22,6 +23,8 @@ __all__ = [
     "audit",
     "compare",
     "measure",
+    "measure_counts",
+    "measure_database",
     "measure_file",
     "merge",
     "monitor",

@@ -355,7 +355,7 @@ def measure(
         tuple(score_columns),
         decision=None if y_pred is None else "y_pred",
         threshold=threshold,
-        bins=_choose_bins(bins, epsilon),
+        bins=choose_bins(bins, epsilon),
         attributes=(attribute,) if probabilities else tuple(features),
         site=site,
         classes=tuple(map(to_text, classes)),
@@ -496,7 +496,7 @@ def measure_file(
         group_probabilities=group_probabilities,
         site=site,
         threshold=threshold,
-        bins=_choose_bins(bins, epsilon),
+        bins=choose_bins(bins, epsilon),
         classes=classes,
         positive=positive,
         values=values,
@@ -588,7 +588,7 @@ def measure_sites(
         group_probabilities=group_probabilities,
         site=None,
         threshold=threshold,
-        bins=_choose_bins(bins, epsilon),
+        bins=choose_bins(bins, epsilon),
         classes=classes,
         positive=positive,
         values=values,
@@ -673,7 +673,7 @@ def _find_wrong_file(table: Table, task: Measurement) -> None:
                 _count_rows(rows, named)
 
 
-def _choose_bins(bins: int | None, epsilon: float | None) -> int:
+def choose_bins(bins: int | None, epsilon: float | None) -> int:
     """Return the requested number of bins, or the default, which is smaller with noise."""
     if bins is None:
         return DEFAULT_BINS if epsilon is None else DEFAULT_NOISY_BINS
@@ -765,10 +765,58 @@ def _count_sites(
                 on_rows(done)
         if not done:
             raise data_error(task.source, "the file has no rows")
-        made = _build_all(counts, task)
+        return _build_protected(counts, task, protection)
     except PolarsError as error:  # a column of a kind that cannot be counted
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         raise data_error(task.source, f"cannot be counted: {reason}") from None
+
+
+def sum_cells(
+    tables: Iterable[pl.DataFrame], task: Measurement, protection: Protection
+) -> list[SiteSums]:
+    """Return the protected sums of each site, by name, from rows that a database has counted.
+
+    Parameters
+    ----------
+    tables
+        Parts of one table with a row per cell: the columns of `_Counts.cells`, with nulls in y, d
+        and bin for rows without a label or a prediction, and the column site.
+    task, protection
+        What was counted, and how the sums are protected.
+    """
+    counts: dict[str, _Counts] = {}
+    for table in tables:
+        for (site,), cells in table.partition_by("site", include_key=False, as_dict=True).items():
+            found = _divide_cells(cells, task)
+            name = str(site)
+            counts[name] = counts[name] + found if name in counts else found
+            _check_cardinality(counts[name].cells, task)
+        if len(counts) > MAX_SITES:
+            problem = f"site column '{task.site_column}' has more than {MAX_SITES} values"
+            raise data_error(task.source, f"{problem}; name the column with the sites")
+    return _build_protected(counts, task, protection)
+
+
+def _divide_cells(cells: pl.DataFrame, task: Measurement) -> _Counts:
+    """Divide counted cells into those with a label and a prediction, and the others."""
+    heaviest = cells["w_max"].max() if task.weight is not None else 0.0
+    weightless = cells.filter(pl.col("w") == 0) if task.weight is not None else cells.clear()
+    cells = cells.filter(pl.col("w") > 0).drop("w_max") if task.weight is not None else cells
+    labeled = cells.filter(pl.col("y").is_not_null())
+    counted = labeled.filter(pl.all_horizontal(pl.col("d", "bin").is_not_null()))
+    left_out, rows, with_label, with_both = (
+        int(part.filter(pl.col("score") == 0)["n"].sum())
+        for part in (weightless, cells, labeled, counted)
+    )
+    groups = cells.select(task.group_keys()).unique()
+    missing = (rows - with_label, with_label - with_both)
+    return _Counts(counted, groups, *missing, left_out, float(heaviest or 0.0))
+
+
+def _build_protected(
+    counts: Mapping[str, _Counts], task: Measurement, protection: Protection
+) -> list[SiteSums]:
+    """Return the protected sums of each site, by name."""
     declared = bool(task.classes)
     limit = None
     if task.is_weighted:
@@ -778,7 +826,7 @@ def _count_sites(
             protection.apply(sums, values=task.values, classes_declared=declared, max_weight=limit),
             notes=sums.notes,
         )
-        for sums in made
+        for sums in _build_all(counts, task)
     ]
 
 
