@@ -16,6 +16,7 @@ from fedgft.auditing.sql_statement import (
     NO_NUMBER,
     NO_SUM,
     OUT_OF_RANGE,
+    PROBLEMS,
     REPEATED_KEY,
     has_threshold,
     list_count_columns,
@@ -23,8 +24,8 @@ from fedgft.auditing.sql_statement import (
 from fedgft.data.encode import as_text, data_error, suggest_name
 from fedgft.data.table import check_table_file, detect_separator, report_read_errors
 from fedgft.errors import FedgftError
-from fedgft.formatting import format_count
-from fedgft.validation import format_value
+from fedgft.formatting import format_count, printable
+from fedgft.validation import MAX_LENGTH, format_value
 
 SLACK = 1e-6  # by how much the sum of a cell's scores may leave its bin, per row
 MAX_ROWS = 2**53  # larger numbers of rows are no longer exact
@@ -34,10 +35,10 @@ PLAIN = (
     *("problem", "row_count", "score_sum"),
 )
 REMEDIES = {
-    OUT_OF_RANGE: "scores must be probabilities",
-    NO_NUMBER: "scores must be numbers",
-    NO_SUM: "the scores of a row must add up to 1 over all columns",
-    REPEATED_KEY: "the second table must have one row per key",
+    PROBLEMS[OUT_OF_RANGE]: "scores must be probabilities",
+    PROBLEMS[NO_NUMBER]: "scores must be numbers",
+    PROBLEMS[NO_SUM]: "the scores of a row must add up to 1 over all columns",
+    PROBLEMS[REPEATED_KEY]: "the second table must have one row per key",
 }
 
 
@@ -93,9 +94,10 @@ def check_cells(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     sizes = table["n"]
     wrong = ~((sizes >= 1) & (sizes <= MAX_ROWS) & (sizes == sizes.round())).fill_null(False)
     _refuse(table, wrong, "n", "row_count", "a whole number of rows, at least 1", task)
+    table = table if task.scores else _fill_scores(table)
     _refuse_problems(table, task)
     table = _check_sites(table, task)
-    table = _check_scores(table, task) if task.scores else _fill_scores(table)
+    table = _check_scores(table, task) if task.scores else table
     if has_threshold(task):
         table = _check_decisions(table, task)
     names = ["site", *task.keys("group"), "score", "y", "d", "bin", "n", "total"]
@@ -118,13 +120,13 @@ def _refuse_problems(table: pl.DataFrame, task: Measurement) -> None:
     if not problems.height:
         return
     text = str(problems["problem"][0])
-    rows = problems.filter(pl.col("problem") == text)["n"].sum()
-    if text == REPEATED_KEY:
-        raise data_error(task.source, f"the column `key` repeats in `join`; {REMEDIES[text]}")
+    rows = int(problems.filter(pl.col("problem") == text, pl.col("score") == 0)["n"].sum())
+    if text == PROBLEMS[REPEATED_KEY]:
+        raise data_error(task.source, f"a value of `key` repeats in `join`; {REMEDIES[text]}")
     remedy = REMEDIES.get(text, "see the column 'problem'")
     listed = ", ".join(task.scores)
-    found = f"{format_value(text)} in {format_count(int(rows), 'row')}"
-    raise data_error(task.source, f"{found} of score column {listed}: {remedy}")
+    found = f"{printable(text)[:MAX_LENGTH]} in {format_count(rows, 'row')}"
+    raise data_error(task.source, f"column {listed}: {found}; {remedy}")
 
 
 def _check_sites(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:

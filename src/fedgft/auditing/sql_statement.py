@@ -4,13 +4,18 @@ The statement has three steps. `fedgft_rows` picks the columns, `fedgft_bins` pu
 its bin, and the last step groups and counts. What it returns has one row per group, label, decision
 and bin: a number of rows and the sum of their scores.
 
+Each step is written inside the next one. PostgreSQL would merge steps that stand side by side, and
+then expect as many cells as there are different scores: it would sort all rows instead of counting
+them in parallel.
+
 Bin i has i/bins <= score < (i+1)/bins. ROUND(score * bins) is the number of the bin or one more,
 whatever the rounding of the product, and the comparison with that edge decides between the two.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from textwrap import indent
 from typing import NamedTuple
 
 from fedgft.auditing.measurement import MISSING_VALUES, Measurement
@@ -19,10 +24,19 @@ from fedgft.validation import check_choice, check_instance, format_value
 
 MAX_CELLS = 1_000_000  # most rows that the statement may return
 MAX_POSTGRES_NAME = 63  # bytes of a column's name that PostgreSQL keeps
-OUT_OF_RANGE = "score outside 0 to 1"  # what the column `problem` says of rows that are an error
-NO_NUMBER = "score that is no number"
-NO_SUM = "scores that do not add up to 1"
-REPEATED_KEY = "repeated key"
+OUT_OF_RANGE = -1  # stands in the place of a bin, for rows that are an error
+NO_SUM = -2
+REPEATED_KEY = -3
+NO_NUMBER = -4
+PROBLEMS = {  # what the column `problem` says of these rows
+    OUT_OF_RANGE: "score outside 0 to 1",
+    NO_SUM: "scores that do not add up to 1",
+    REPEATED_KEY: "repeated key",
+    NO_NUMBER: "score that is no number",
+}
+
+
+CONDITION = "\0condition"  # stands for the condition while the statement is put together
 
 
 class Dialect(NamedTuple):
@@ -132,7 +146,7 @@ def write_statement(task: Measurement, rows: TableRows, dialect: str) -> str:
     check_choice("dialect", dialect, tuple(DIALECTS))
     if rows.where is not None:
         check_condition(rows.where, dialect)
-    return "\n".join(_Writer(task, rows, DIALECTS[dialect]).list_parts())
+    return _Writer(task, rows, DIALECTS[dialect]).write()
 
 
 class _Writer:
@@ -162,25 +176,19 @@ class _Writer:
             return f"{self.quote(table)}.{self.quote(column)}"
         return self.quote(name)
 
-    def list_parts(self) -> Iterator[str]:
-        """Yield the parts of the statement."""
-        yield "WITH"
-        if self.rows.join:
-            yield self.write_repeats(self.rows.join)
-        yield self.write_rows()
+    def write(self) -> str:
+        """Return the statement."""
+        steps = {"fedgft_rows": self.write_rows()}
         if self.is_untyped:
-            yield self.write_numbers()
-        yield self.write_bins()
-        yield self.write_counts()
-
-    def write_repeats(self, join: str) -> str:
-        """Return the step that counts the keys which occur more than once in the second table."""
-        key = self.quote(self.rows.key or "")
-        return (
-            "fedgft_repeats AS (\n  SELECT COUNT(*) AS fedgft_repeated FROM (\n"
-            f"    SELECT {key} FROM {self.quote_table(join)} WHERE {key} IS NOT NULL\n"
-            f"    GROUP BY {key} HAVING COUNT(*) > 1\n  ) AS fedgft_keys\n),"
-        )
+            steps["fedgft_numbers"] = self.write_numbers()
+        steps["fedgft_bins"] = self.write_bins()
+        if len(self.scores) > 1:
+            steps["fedgft_parts"] = self.write_parts()
+        text = ""
+        for name, step in steps.items():
+            text = f"WITH {name} AS (\n{indent(text + step, '  ')}\n)\n"
+        # The condition comes last: it may hold a text of several lines, which must not be indented.
+        return (text + self.write_counts()).replace(CONDITION, self.rows.where or "")
 
     def write_rows(self) -> str:
         """Return the step that picks the columns under short names."""
@@ -188,13 +196,10 @@ class _Writer:
         items = [f"{names[key]} AS {key}" for key in self.keys]
         items += [f"{self.read_score(names[f's{i}'])} AS s{i}" for i in self.scores]
         if self.rows.join is not None:
-            items.append(f"CASE WHEN fedgft_repeated > 0 THEN '{REPEATED_KEY}' END AS problem")
-        where = "" if self.rows.where is None else f"\n  WHERE (\n    {self.rows.where}\n  )"
+            items.append("fedgft_repeated")
+        where = "" if self.rows.where is None else f"\nWHERE (\n  {CONDITION}\n)"
         table = f"{self.quote_table(self.rows.table)} AS {self.quote(name_alias(self.rows.table))}"
-        return (
-            f"fedgft_rows AS (\n  SELECT\n    {_join(items, 4)}\n  FROM {table}"
-            f"{self.write_join()}{where}\n),"
-        )
+        return f"{_select(items)}\nFROM {table}{self.write_join()}{where}"
 
     def write_join(self) -> str:
         """Return the join with the second table.
@@ -204,12 +209,16 @@ class _Writer:
         """
         if self.rows.join is None:
             return ""
+        other = self.quote_table(self.rows.join)
         alias = self.quote(name_alias(self.rows.join))
         key = self.quote(self.rows.key or "")
         mine = f"{self.quote(name_alias(self.rows.table))}.{key}"
         return (
-            f"\n  CROSS JOIN fedgft_repeats\n  LEFT JOIN {self.quote_table(self.rows.join)} AS "
-            f"{alias}\n    ON CASE WHEN fedgft_repeated = 0 THEN {mine} END = {alias}.{key}"
+            f"\nCROSS JOIN (\n  SELECT COUNT(*) AS fedgft_repeated FROM (\n"
+            f"    SELECT {key} FROM {other} WHERE {key} IS NOT NULL\n"
+            f"    GROUP BY {key} HAVING COUNT(*) > 1\n  ) AS fedgft_keys\n) AS fedgft_repeats\n"
+            f"LEFT JOIN {other} AS {alias}\n"
+            f"  ON CASE WHEN fedgft_repeated = 0 THEN {mine} END = {alias}.{key}"
         )
 
     def read_score(self, column: str) -> str:
@@ -221,97 +230,99 @@ class _Writer:
 
         Tables that were imported from a CSV hold texts, and CAST would read "high" as 0.
         """
-        items = list(self.keys)
-        cases = ["WHEN problem IS NOT NULL THEN problem"] if self.rows.join else []
+        items = [*self.keys, *self.list_repeated()]
         for i in self.scores:
             x = f"s{i}"
             kind = f"CASE WHEN json_valid({x}) THEN json_type({x}) ELSE '' END"
             is_number = f"{kind} IN ('integer', 'real')"
             read = [
                 f"WHEN typeof({x}) IN ('integer', 'real') THEN {x} * 1.0",
-                f"WHEN typeof({x}) = 'text'\n      THEN CASE WHEN {is_number}\n"
-                f"        THEN CAST({x} AS REAL) END",
+                f"WHEN typeof({x}) = 'text'\n    THEN CASE WHEN {is_number}\n"
+                f"      THEN CAST({x} AS REAL) END",
             ]
             items.append(f"{_write_cases(read)} AS {x}")
             texts = ", ".join(f"'{each}'" for each in MISSING_VALUES)
-            cases.append(
-                f"WHEN typeof({x}) = 'blob' OR typeof({x}) = 'text' AND {x} NOT IN ({texts})\n"
-                f"        AND NOT {is_number}\n      THEN '{NO_NUMBER}'"
+            items.append(
+                f"(typeof({x}) = 'blob' OR typeof({x}) = 'text' AND {x} NOT IN ({texts})\n"
+                f"  AND NOT {is_number}) AS wrong{i}"
             )
-        items.append(f"{_write_cases(cases)} AS problem")
-        return f"fedgft_numbers AS (\n  SELECT\n    {_join(items, 4)}\n  FROM fedgft_rows\n),"
+        return f"{_select(items)}\nFROM fedgft_rows"
+
+    def list_repeated(self) -> list[str]:
+        """Return the column with the number of repeated keys, if there are two tables."""
+        return ["fedgft_repeated"] if self.rows.join is not None else []
 
     def write_bins(self) -> str:
-        """Return the step with decisions, bins and problems."""
-        keys = [key for key in self.keys if key != "d"]
-        items = [*keys, *(f"s{i}" for i in self.scores)]
-        items += [f"{self.write_bin(f's{i}')} AS b{i}" for i in self.scores]
+        """Return the step with decisions and bins."""
+        items = [key for key in self.keys if key != "d"]
+        items += [f"s{i}" for i in self.scores]
         items.append("d" if self.task.decision is not None else f"{self.write_decision()} AS d")
-        items.append(f"{self.write_problem()} AS problem")
-        source = "fedgft_numbers" if self.is_untyped else "fedgft_rows"
-        return f"fedgft_bins AS (\n  SELECT\n    {_join(items, 4)}\n  FROM {source}\n)"
+        items += [f"{self.write_bin(i)} AS b{i}" for i in self.scores or [0]]
+        return f"{_select(items)}\nFROM {'fedgft_numbers' if self.is_untyped else 'fedgft_rows'}"
 
-    def write_bin(self, score: str) -> str:
-        """Return the expression of a score's bin; null if the score is missing or wrong."""
+    def write_bin(self, i: int) -> str:
+        """Return the expression of a score's bin: null if the score is missing, below 0 if the row
+        is an error, 0 if there are no scores."""
+        cases = [f"WHEN fedgft_repeated > 0 THEN {REPEATED_KEY}"] * bool(self.rows.join)
+        if not self.task.scores:
+            return _write_cases([*cases, "ELSE 0"]) if cases else "0"
+        score = f"s{i}"
+        if self.is_untyped:
+            cases.append(f"WHEN wrong{i} THEN {NO_NUMBER}")
+        nan = self.dialect.nan.format(x=score)
+        known = f" AND NOT {nan}" if nan else ""
+        cases.append(f"WHEN ({score} < 0 OR {score} > 1){known} THEN {OUT_OF_RANGE}")
+        if len(self.scores) > 1:
+            known = " AND ".join(f"s{j} BETWEEN 0 AND 1" for j in self.scores)
+            total = " + ".join(f"s{j}" for j in self.scores)
+            cases.append(f"WHEN {known}\n    AND ABS({total} - 1) > 0.01 THEN {NO_SUM}")
         nearest = f"ROUND({score} * {self.task.bins})"
         is_below = f"{score} < {nearest} / {self.task.bins} OR {score} = 1"
         number = f"{nearest} - CASE WHEN {is_below} THEN 1 ELSE 0 END"
-        return _write_cases([f"WHEN {score} BETWEEN 0 AND 1\n      THEN {number}"])
+        cases.append(f"WHEN {score} BETWEEN 0 AND 1\n    THEN {number}")
+        return _write_cases(cases)
+
+    def list_problems(self) -> list[int]:
+        """Return the errors that rows can have, as they stand in the place of a bin."""
+        found = [OUT_OF_RANGE] * bool(self.task.scores) + [NO_SUM] * (len(self.scores) > 1)
+        return found + [REPEATED_KEY] * bool(self.rows.join) + [NO_NUMBER] * self.is_untyped
 
     def write_decision(self) -> str:
         """Return the expression of the decision that follows from the scores."""
         last = self.scores[-1]
         if has_threshold(self.task):
-            number = f"CAST({write_number(self.task.threshold)} AS {self.dialect.double})"
-            score = f"s{last}"
-            return _write_cases(
-                [f"WHEN {score} >= {number} THEN 1", f"WHEN {score} < {number} THEN 0"]
-            )
+            return f"s{last} >= CAST({write_number(self.task.threshold)} AS {self.dialect.double})"
         cases = []
         for i in self.scores[:-1]:
             others = " AND ".join(f"s{i} >= s{j}" for j in self.scores[i + 1 :])
             cases.append(f"WHEN {others} THEN {i}")
         return _write_cases([*cases, f"ELSE {last}"])
 
-    def write_problem(self) -> str:
-        """Return the expression that names what is wrong with a row; null if nothing is."""
-        cases = []
-        if self.is_untyped or self.rows.join is not None:
-            cases.append("WHEN problem IS NOT NULL THEN problem")
-        for i in self.scores:
-            nan = self.dialect.nan.format(x=f"s{i}")
-            known = f" AND NOT {nan}" if nan else ""
-            cases.append(f"WHEN (s{i} < 0 OR s{i} > 1){known} THEN '{OUT_OF_RANGE}'")
-        if len(self.scores) > 1:
-            known = " AND ".join(f"s{i} BETWEEN 0 AND 1" for i in self.scores)
-            total = " + ".join(f"s{i}" for i in self.scores)
-            cases.append(f"WHEN {known} AND ABS({total} - 1) > 0.01 THEN '{NO_SUM}'")
-        return _write_cases(cases) if cases else f"CAST(NULL AS {self.dialect.text})"
-
     def write_counts(self) -> str:
         """Return the last step, which groups and counts."""
-        parts = len(self.scores) > 1
         columns = list_count_columns(self.task)
-        grouped = [c.key for c in columns if c.key not in ("n", "total", "bins", "threshold")]
-        source = "fedgft_bins"
+        parts = len(self.scores) > 1
+        bin_ = "bin" if parts else "b0"
+        cases = [f"WHEN {code} THEN '{PROBLEMS[code]}'" for code in self.list_problems()]
+        problem = _write_cases(cases, bin_) if cases else f"CAST(NULL AS {self.dialect.text})"
         expressions = {
+            "bin": f"CASE WHEN {bin_} >= 0 THEN {bin_} END",
+            "problem": problem,
             "n": "COUNT(*)",
             "bins": str(self.task.bins),
             "threshold": write_number(self.task.threshold),
-            "score": "0",
-            "bin": "b0",
-            "total": "SUM(s0)",
+            "score": "score" if parts else "0",
+            "total": "SUM(s)" if parts else "SUM(s0)",
         }
         expressions |= {key: f"CAST({key} AS {self.dialect.text})" for key in self.keys}
-        if parts:
-            source = self.write_parts()
-            expressions |= {"score": "score", "bin": "bin", "total": "SUM(s)"}
-        else:
-            grouped = ["b0" if key == "bin" else key for key in grouped if key != "score"]
+        if has_threshold(self.task):
+            expressions["d"] = "CASE WHEN d THEN 1 WHEN NOT d THEN 0 END"
         items = [f"{expressions.get(c.key, c.key)} AS {self.quote(c.name)}" for c in columns]
+        names = [c.key for c in columns if c.key == "d" or c.key in self.keys]
+        grouped = [*names, *(["score"] if parts else []), bin_]
         return (
-            f"SELECT\n  {_join(items, 2)}\nFROM {source}\nGROUP BY {', '.join(grouped)}\n"
-            f"LIMIT {MAX_CELLS + 1}"
+            f"{_select(items)}\nFROM {'fedgft_parts' if parts else 'fedgft_bins'}\n"
+            f"GROUP BY {', '.join(grouped)}\nLIMIT {MAX_CELLS + 1}"
         )
 
     def write_parts(self) -> str:
@@ -323,21 +334,19 @@ class _Writer:
         numbers = " UNION ALL ".join(
             f"SELECT {i} AS score" if i == 0 else f"SELECT {i}" for i in self.scores
         )
-        items = [*names, f"CASE WHEN {complete} THEN d END AS d", "problem", "score"]
+        items = [*names, f"CASE WHEN {complete} THEN d END AS d", "score"]
         items += [f"CASE score {bins} END AS bin", f"CASE score {scores} END AS s"]
-        return (
-            f"(\n  SELECT\n    {_join(items, 4)}\n  FROM fedgft_bins\n"
-            f"  CROSS JOIN ({numbers}) AS fedgft_scores\n) AS fedgft_parts"
-        )
+        return f"{_select(items)}\nFROM fedgft_bins\nCROSS JOIN ({numbers}) AS fedgft_scores"
 
 
-def _join(items: Sequence[str], indent: int) -> str:
-    return f",\n{' ' * indent}".join(items)
+def _select(items: Sequence[str]) -> str:
+    """Return the start of a SELECT, with a line per column."""
+    return "SELECT\n" + indent(",\n".join(items), "  ")
 
 
-def _write_cases(cases: Sequence[str]) -> str:
-    """Return a CASE with a line per case."""
-    return "\n      ".join(["CASE", *cases]) + "\n    END"
+def _write_cases(cases: Sequence[str], of: str = "") -> str:
+    """Return a CASE with a line per case; `of` is what the cases are values of."""
+    return "\n  ".join([f"CASE {of}".strip(), *cases]) + "\nEND"
 
 
 def write_number(number: float) -> str:
