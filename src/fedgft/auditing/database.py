@@ -1,10 +1,9 @@
 """Measure a table where it lies: a database counts its rows and returns only sums."""
 
+import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import polars as pl
 
 from fedgft.auditing.arrays import to_text
 from fedgft.auditing.measurement import Measurement, choose_bins, sum_cells
@@ -20,9 +19,9 @@ from fedgft.auditing.sql_statement import (
     write_statement,
 )
 from fedgft.data.encode import data_error, suggest_name
-from fedgft.errors import FedgftError
 from fedgft.privacy.suppression import Protection
 from fedgft.site_sums import SiteSums
+from fedgft.site_sums.dates import check_date
 from fedgft.validation import check_column_names, check_instance
 
 
@@ -34,6 +33,9 @@ def measure_database(
     group: str | Sequence[str],
     score: str | Sequence[str] = (),
     decision: str | None = None,
+    weight: str | None = None,
+    given: str | Sequence[str] = (),
+    randomized_groups: float | None = None,
     where: str | None = None,
     join: str | None = None,
     key: str | None = None,
@@ -47,6 +49,8 @@ def measure_database(
     epsilon: float | None = None,
     delta: float = 0.0,
     ignore_case: bool = False,
+    date: str | datetime.date = "",
+    model_version: str = "",
 ) -> SiteSums:
     """Return the sums over the rows of a table in a database, which the database counts.
 
@@ -64,6 +68,11 @@ def measure_database(
     label, group, score, decision
         The names of columns, spelled as in the database. With `join`, TABLE.COLUMN names a column
         that both tables have.
+    weight, given
+        The names of the column of weights and of the columns with strata: `sample_weight` and
+        `control_features` of `measure`. None: every row counts once.
+    randomized_groups
+        As in `measure`. None: the groups are the true ones.
     where
         A condition in the SQL of the database; other rows are left out. None: all rows are counted.
     join, key
@@ -73,7 +82,7 @@ def measure_database(
         The name of the site; by default, the name of the table.
     values
         All values of a group column, by the name of the column. None: the values that occur.
-    threshold, bins, classes, positive, min_cell, epsilon, delta, ignore_case
+    threshold, bins, classes, positive, min_cell, epsilon, delta, ignore_case, date, model_version
         As in `measure`, with the same defaults.
 
     Returns
@@ -106,6 +115,9 @@ def measure_database(
         group=group,
         score=score,
         decision=decision,
+        weight=weight,
+        given=given,
+        randomized_groups=randomized_groups,
         site=site,
         threshold=threshold,
         bins=choose_bins(bins, epsilon),
@@ -113,6 +125,8 @@ def measure_database(
         positive=positive,
         values=values,
         ignore_case=ignore_case,
+        date=date,
+        model_version=model_version,
     )
     return sums
 
@@ -135,7 +149,8 @@ def measure_tables(
     task = describe_task(rows, **options)
     statement = write_statement(task, rows, place.dialect)
     with connect(place) as engine:
-        return sum_cells(_run(engine, statement, task, rows), task, protection)
+        parts = _run(engine, statement, task, rows)
+        return sum_cells(read_parts(parts, task), task, protection)
 
 
 def describe_task(
@@ -144,14 +159,16 @@ def describe_task(
     label: str,
     group: str | Sequence[str],
     score: str | Sequence[str] = (),
+    given: str | Sequence[str] = (),
     site: str | None = None,
     classes: Sequence[str] = (),
     values: Mapping[str, tuple[str, ...]] | None = None,
+    date: str | datetime.date = "",
     **more: Any,
 ) -> Measurement:
     """Return what to count: see `measure_database` for the arguments."""
     check_instance("label", label, str, "it is the name of a column")
-    for name in ("decision", "site_column", "positive"):
+    for name in ("decision", "site_column", "positive", "weight"):
         if more.get(name) is not None:
             check_instance(name, more[name], str)
     if site is not None:
@@ -161,6 +178,8 @@ def describe_task(
         label,
         check_column_names("group", group),
         check_column_names("score", score),
+        given=check_column_names("given", given),
+        date=check_date(date),
         site=name_alias(rows.table) if site is None else site,
         classes=tuple(map(to_text, classes)),
         values=values or {},
@@ -200,6 +219,7 @@ def measure_counts(
     *,
     group: str | Sequence[str] = (),
     label: str | None = None,
+    randomized_groups: float | None = None,
     site: str | None = None,
     classes: Sequence[str] = (),
     positive: str | None = None,
@@ -208,6 +228,8 @@ def measure_counts(
     epsilon: float | None = None,
     delta: float = 0.0,
     ignore_case: bool = False,
+    date: str | datetime.date = "",
+    model_version: str = "",
 ) -> list[SiteSums]:
     """Return the sums of each site, by name, from a CSV with what the statement returned.
 
@@ -219,7 +241,9 @@ def measure_counts(
         The columns that were counted; they must be those of the CSV. By default, those of the CSV.
     site
         The name of the site; by default, that of the file without its extension.
-    classes, positive, values, min_cell, epsilon, delta, ignore_case
+    randomized_groups, classes, positive, values, min_cell, epsilon, delta, ignore_case
+        As in `measure_database`.
+    date, model_version
         As in `measure_database`.
     """
     table, found = read_counts(path)
@@ -230,6 +254,9 @@ def measure_counts(
         positive=positive,
         values=values or {},
         ignore_case=ignore_case,
+        date=check_date(date),
+        model_version=model_version,
+        randomized_groups=randomized_groups,
         **found,
     )
     check_same_names(task, check_column_names("group", group), label)
@@ -239,15 +266,13 @@ def measure_counts(
 
 def _run(
     engine: Engine, statement: str, task: Measurement, rows: TableRows
-) -> Iterator[pl.DataFrame]:
-    """Run the statement and yield its rows as tables for `sum_cells`."""
+) -> Iterator[Sequence[Any]]:
+    """Run the statement and yield the rows of its result in parts."""
     empty = True
     try:
-        for part in read_parts(engine.run(statement), task):
+        for part in engine.run(statement):
             empty = False
             yield part
-    except FedgftError:
-        raise
     except Exception as error:  # each driver has its own
         _explain(engine, error, task, rows)
         problem = f"the database answers: {engine.url.hide(_first_line(error))}"

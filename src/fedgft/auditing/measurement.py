@@ -780,7 +780,8 @@ def sum_cells(
     ----------
     tables
         Parts of one table with a row per cell: the columns of `_Counts.cells`, with nulls in y, d
-        and bin for rows without a label or a prediction, and the column site.
+        and bin for rows without a label or a prediction; the column site; and with weights the
+        column w_max, the largest of the cell. A cell whose sum of weights is 0 is left out.
     task, protection
         What was counted, and how the sums are protected.
     """
@@ -799,18 +800,25 @@ def sum_cells(
 
 def _divide_cells(cells: pl.DataFrame, task: Measurement) -> _Counts:
     """Divide counted cells into those with a label and a prediction, and the others."""
-    heaviest = cells["w_max"].max() if task.weight is not None else 0.0
-    weightless = cells.filter(pl.col("w") == 0) if task.weight is not None else cells.clear()
-    cells = cells.filter(pl.col("w") > 0).drop("w_max") if task.weight is not None else cells
+    weightless = cells.clear()
+    if task.weight is not None:
+        weightless = cells.filter(pl.col("w") == 0)
+        cells = cells.filter(pl.col("w") > 0)
     labeled = cells.filter(pl.col("y").is_not_null())
     counted = labeled.filter(pl.all_horizontal(pl.col("d", "bin").is_not_null()))
     left_out, rows, with_label, with_both = (
         int(part.filter(pl.col("score") == 0)["n"].sum())
         for part in (weightless, cells, labeled, counted)
     )
-    groups = cells.select(task.group_keys()).unique()
-    missing = (rows - with_label, with_label - with_both)
-    return _Counts(counted, groups, *missing, left_out, float(heaviest or 0.0))
+    heaviest = counted["w_max"].max() if task.weight is not None else None
+    return _Counts(
+        counted.drop("w_max", strict=False),
+        cells.select(task.group_keys()).unique(),
+        rows - with_label,
+        with_label - with_both,
+        left_out,
+        0.0 if heaviest is None else float(heaviest),
+    )
 
 
 def _build_protected(

@@ -15,9 +15,12 @@ from fedgft.auditing.sql_statement import (
     MAX_CELLS,
     NO_NUMBER,
     NO_SUM,
+    NO_WEIGHT,
     OUT_OF_RANGE,
     PROBLEMS,
     REPEATED_KEY,
+    WRONG_WEIGHT,
+    ZERO_WEIGHT,
     has_threshold,
     list_count_columns,
 )
@@ -29,14 +32,25 @@ from fedgft.validation import MAX_LENGTH, format_value
 
 SLACK = 1e-6  # by how much the sum of a cell's scores may leave its bin, per row
 MAX_ROWS = 2**53  # larger numbers of rows are no longer exact
-PREFIXES = {"group_": "group", "label_": "label", "decision_": "decision", "site_": "site"}
+PREFIXES = {
+    "group_": "group",
+    "given_": "given",
+    "label_": "label",
+    "decision_": "decision",
+    "site_": "site",
+    "weight_": "weight",
+}
 PLAIN = (
     *("decision", "score_column", "bin", "bins", "threshold"),
-    *("problem", "row_count", "score_sum"),
+    *("problem", "row_count", "squares_sum", "largest_weight", "score_sum"),
 )
+SUM_NAMES = ("n", "w", "w2", "w_max", "total")
+NUMBERS = ("score", "bin", "bins", "threshold", "n", "w", "w2", "w_max", "total")
 REMEDIES = {
     PROBLEMS[OUT_OF_RANGE]: "scores must be probabilities",
-    PROBLEMS[NO_NUMBER]: "scores must be numbers",
+    PROBLEMS[NO_NUMBER]: "scores and weights must be numbers",
+    PROBLEMS[NO_WEIGHT]: "give every row a weight, 0 for those to leave out",
+    PROBLEMS[WRONG_WEIGHT]: "weights must be finite, 0 or more",
     PROBLEMS[NO_SUM]: "the scores of a row must add up to 1 over all columns",
     PROBLEMS[REPEATED_KEY]: "the second table must have one row per key",
 }
@@ -55,9 +69,7 @@ def read_parts(
         What was counted.
     """
     keys = [column.key for column in list_count_columns(task)]
-    texts = {*(column.key for column in task.columns()), "problem"}
-    if task.decision is None:
-        texts.discard("d")
+    numbers = {*NUMBERS, *(["d"] if task.decision is None else [])}
     seen = 0
     for rows in parts:
         seen += len(rows)
@@ -69,11 +81,11 @@ def read_parts(
             )
         columns = {}
         for key, values in zip(keys, zip(*rows, strict=True), strict=True):
-            if key in texts:
+            if key not in numbers:
                 columns[key] = pl.Series(key, values, dtype=pl.String, strict=False)
             else:
-                numbers = [None if value is None else float(value) for value in values]
-                columns[key] = pl.Series(key, numbers, dtype=pl.Float64)
+                floats = [None if value is None else float(value) for value in values]
+                columns[key] = pl.Series(key, floats, dtype=pl.Float64)
         yield check_cells(pl.DataFrame(columns), task)
 
 
@@ -97,10 +109,12 @@ def check_cells(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     table = table if task.scores else _fill_scores(table)
     _refuse_problems(table, task)
     table = _check_sites(table, task)
+    table = _check_weights(table, task) if task.weight is not None else table
     table = _check_scores(table, task) if task.scores else table
     if has_threshold(task):
         table = _check_decisions(table, task)
-    names = ["site", *task.keys("group"), "score", "y", "d", "bin", "n", "total"]
+    names = ["site", *task.group_keys(), "score", "y", "d", "bin", "n", "total"]
+    names += ["w", "w2", "w_max"] * (task.weight is not None)
     return table.select(names).with_columns(pl.col("n", "score", "bin").cast(pl.Int64))
 
 
@@ -116,7 +130,7 @@ def _refuse(
 
 def _refuse_problems(table: pl.DataFrame, task: Measurement) -> None:
     """Raise an error if the statement found rows that cannot be counted."""
-    problems = table.filter(pl.col("problem").is_not_null())
+    problems = table.filter(pl.col("problem") != PROBLEMS[ZERO_WEIGHT])
     if not problems.height:
         return
     text = str(problems["problem"][0])
@@ -124,7 +138,8 @@ def _refuse_problems(table: pl.DataFrame, task: Measurement) -> None:
     if text == PROBLEMS[REPEATED_KEY]:
         raise data_error(task.source, f"a value of `key` repeats in `join`; {REMEDIES[text]}")
     remedy = REMEDIES.get(text, "see the column 'problem'")
-    listed = ", ".join(task.scores)
+    is_weight = text in (PROBLEMS[NO_WEIGHT], PROBLEMS[WRONG_WEIGHT])
+    listed = task.weight if is_weight else ", ".join(task.scores)
     found = f"{printable(text)[:MAX_LENGTH]} in {format_count(rows, 'row')}"
     raise data_error(task.source, f"column {listed}: {found}; {remedy}")
 
@@ -148,6 +163,21 @@ def _fill_scores(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _check_weights(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
+    """Check the sums of weights, of their squares, and the largest weight of each cell."""
+    sizes, total, squares, largest = (table[key] for key in ("n", "w", "w2", "w_max"))
+    wrong = ~((total >= 0) & total.is_finite()).fill_null(False)
+    _refuse(table, wrong, "w", f"weight_{task.weight}", "a sum of weights, 0 or more", task)
+    low, high = largest * (1 - SLACK), largest * sizes * (1 + SLACK)
+    wrong = ~((total >= low) & (total <= high)).fill_null(False)
+    expected = "a weight that fits their sum and number"
+    _refuse(table, wrong, "w_max", "largest_weight", expected, task)
+    low, high = total**2 / sizes * (1 - SLACK), total * largest * (1 + SLACK)
+    wrong = ~((squares >= low) & (squares <= high)).fill_null(False)
+    _refuse(table, wrong, "w2", "squares_sum", "a sum of squares that fits the weights", task)
+    return table
+
+
 def _check_scores(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     """Check the bins, and that the sum of each cell's scores is possible in its bin."""
     place = table["score"]
@@ -158,9 +188,10 @@ def _check_scores(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     wrong = ~((bins >= 0) & (bins < task.bins) & (bins == bins.round())).fill_null(True)
     _refuse(table, wrong, "bin", "bin", f"a number from 0 to {task.bins - 1}", task)
     counted = table.filter(pl.all_horizontal(pl.col("y", "d", "bin").is_not_null()))
-    low = counted["n"] * counted["bin"] / task.bins
-    high = counted["n"] * (counted["bin"] + 1) / task.bins
-    slack = counted["n"] * SLACK
+    weight = counted["n" if task.weight is None else "w"]
+    low = weight * counted["bin"] / task.bins
+    high = weight * (counted["bin"] + 1) / task.bins
+    slack = weight * SLACK
     total = counted["total"]
     wrong = ~((total >= low - slack) & (total <= high + slack)).fill_null(False)
     _refuse(counted, wrong, "total", "score_sum", "a sum of scores that lie in the bin", task)
@@ -221,11 +252,13 @@ def read_counts(path: str | Path) -> tuple[pl.DataFrame, dict[str, Any]]:
     task: dict[str, Any] = {
         "label": names["label"][0],
         "groups": tuple(names["group"]),
+        "given": tuple(names["given"]),
+        "weight": names["weight"][0] if names["weight"] else None,
         "decision": names["decision"][0] if names["decision"] else None,
         "site_column": names["site"][0] if names["site"] else None,
         "label_name": names["label"][0],
     }
-    numbers = [key for key in ("score", "bin", "bins", "threshold", "n", "total") if key in table]
+    numbers = [key for key in NUMBERS if key in table.columns]
     if task["decision"] is None:
         numbers.append("d")
     table = table.with_columns(_read_numbers(table, key, short, source) for key in numbers)
@@ -246,7 +279,9 @@ def _name_columns(
     names: dict[str, list[str]] = {role: [] for role in PREFIXES.values()}
     short = {}
     keys = {"score_column": "score", "row_count": "n", "score_sum": "total", "decision": "d"}
-    letters = {"label": "y", "decision": "d", "site": "site"}
+    keys |= {"squares_sum": "w2", "largest_weight": "w_max"}
+    letters = {"label": "y", "decision": "d", "site": "site", "weight": "w"}
+    first = sum(column.startswith("group_") for column in columns)
     for column in columns:
         if column in PLAIN:
             short[column] = keys.get(column, column)
@@ -259,12 +294,16 @@ def _name_columns(
                 f"{suggest_name(column, [*PLAIN, *PREFIXES])}",
             )
         role = PREFIXES[prefix]
-        short[column] = f"g{len(names['group'])}" if role == "group" else letters[role]
+        places = {"group": 0, "given": first}
+        is_group = role in places
+        short[column] = f"g{places[role] + len(names[role])}" if is_group else letters[role]
         names[role].append(column.removeprefix(prefix))
     needed = {"y": "label_...", "g0": "group_...", "d": "decision", "n": "row_count"}
     needed["problem"] = "problem"
     if "bin" in columns or "score_sum" in columns:
         needed |= {"bin": "bin", "bins": "bins", "total": "score_sum", "score": "score_column"}
+    if names["weight"] or "squares_sum" in columns:
+        needed |= {"w": "weight_...", "w2": "squares_sum", "w_max": "largest_weight"}
     found = list(short.values())
     missing = [name for key, name in needed.items() if key not in found]
     if missing:
@@ -272,7 +311,9 @@ def _name_columns(
         raise data_error(source, f"{text} names")
     repeated = [key for key in found if found.count(key) > 1]
     if repeated:
-        raise data_error(source, f"has more than one column for '{needed[repeated[0]]}'")
+        raise data_error(
+            source, f"has more than one column for '{needed.get(repeated[0], 'site_...')}'"
+        )
     return names, short
 
 
@@ -298,7 +339,7 @@ def _read_constant(table: pl.DataFrame, key: str, source: str) -> float:
 
 def _refuse_repeated(table: pl.DataFrame, source: str) -> None:
     """Raise an error if a cell is there twice, or if columns of scores cover different rows."""
-    keys = [name for name in table.columns if name not in ("n", "total")]
+    keys = [name for name in table.columns if name not in SUM_NAMES]
     repeated = table.select(keys).is_duplicated()
     if repeated.any():
         first = int(np.flatnonzero(repeated.to_numpy())[0]) + 2

@@ -28,14 +28,21 @@ OUT_OF_RANGE = -1  # stands in the place of a bin, for rows that are an error
 NO_SUM = -2
 REPEATED_KEY = -3
 NO_NUMBER = -4
+NO_WEIGHT = -5
+WRONG_WEIGHT = -6
+ZERO_WEIGHT = -7  # the only one of these that is no error: such rows are left out
 PROBLEMS = {  # what the column `problem` says of these rows
     OUT_OF_RANGE: "score outside 0 to 1",
     NO_SUM: "scores that do not add up to 1",
     REPEATED_KEY: "repeated key",
-    NO_NUMBER: "score that is no number",
+    NO_NUMBER: "value that is no number",
+    NO_WEIGHT: "missing weight",
+    WRONG_WEIGHT: "weight below 0 or infinite",
+    ZERO_WEIGHT: "weight of 0",
 }
 
 
+MAX_WEIGHT = "1e308"  # larger weights are infinite
 CONDITION = "\0condition"  # stands for the condition while the statement is put together
 
 
@@ -113,7 +120,10 @@ def list_count_columns(task: Measurement) -> list[CountColumn]:
     columns = []
     if task.site_column is not None:
         columns.append(CountColumn(f"site_{task.site_column}", "site"))
-    columns += [CountColumn(f"group_{name}", f"g{i}") for i, name in enumerate(task.attributes)]
+    for key, name in zip(task.keys("group"), task.attributes, strict=True):
+        columns.append(CountColumn(f"group_{name}", key))
+    for key, name in zip(task.keys("given"), task.given_names, strict=True):
+        columns.append(CountColumn(f"given_{name}", key))
     columns.append(CountColumn(f"label_{task.label}", "y"))
     columns.append(CountColumn(f"decision_{task.decision}" if task.decision else "decision", "d"))
     if task.scores:
@@ -122,6 +132,9 @@ def list_count_columns(task: Measurement) -> list[CountColumn]:
     if has_threshold(task):
         columns.append(CountColumn("threshold", "threshold"))
     columns += [CountColumn("problem", "problem"), CountColumn("row_count", "n")]
+    if task.weight is not None:
+        columns.append(CountColumn(f"weight_{task.weight}", "w"))
+        columns += [CountColumn("squares_sum", "w2"), CountColumn("largest_weight", "w_max")]
     return columns + [CountColumn("score_sum", "total")] * bool(task.scores)
 
 
@@ -157,8 +170,9 @@ class _Writer:
         self.rows = rows
         self.dialect = dialect
         self.scores = range(len(task.scores))
-        self.is_untyped = dialect is DIALECTS["sqlite"] and bool(task.scores)
-        self.keys = [column.key for column in task.columns() if column.option != "score"]
+        self.numbers = [*task.keys("score"), *task.keys("weight")]
+        self.is_untyped = dialect is DIALECTS["sqlite"] and bool(self.numbers)
+        self.keys = [column.key for column in task.columns() if column.key not in self.numbers]
 
     def quote(self, name: str) -> str:
         """Return the name of a column or table in quotes."""
@@ -194,7 +208,7 @@ class _Writer:
         """Return the step that picks the columns under short names."""
         names = {column.key: self.quote_column(column.name) for column in self.task.columns()}
         items = [f"{names[key]} AS {key}" for key in self.keys]
-        items += [f"{self.read_score(names[f's{i}'])} AS s{i}" for i in self.scores]
+        items += [f"{self.read_number(names[key])} AS {key}" for key in self.numbers]
         if self.rows.join is not None:
             items.append("fedgft_repeated")
         where = "" if self.rows.where is None else f"\nWHERE (\n  {CONDITION}\n)"
@@ -221,18 +235,17 @@ class _Writer:
             f"  ON CASE WHEN fedgft_repeated = 0 THEN {mine} END = {alias}.{key}"
         )
 
-    def read_score(self, column: str) -> str:
-        """Return the expression of a score as a number; in SQLite, of the value as it is."""
+    def read_number(self, column: str) -> str:
+        """Return the expression of a column of numbers; in SQLite, of the values as they are."""
         return column if self.is_untyped else f"CAST({column} AS {self.dialect.double})"
 
     def write_numbers(self) -> str:
-        """Return the step that reads scores in SQLite, where a column holds values of any type.
+        """Return the step that reads numbers in SQLite, where a column holds values of any type.
 
         Tables that were imported from a CSV hold texts, and CAST would read "high" as 0.
         """
         items = [*self.keys, *self.list_repeated()]
-        for i in self.scores:
-            x = f"s{i}"
+        for x in self.numbers:
             kind = f"CASE WHEN json_valid({x}) THEN json_type({x}) ELSE '' END"
             is_number = f"{kind} IN ('integer', 'real')"
             read = [
@@ -244,7 +257,7 @@ class _Writer:
             texts = ", ".join(f"'{each}'" for each in MISSING_VALUES)
             items.append(
                 f"(typeof({x}) = 'blob' OR typeof({x}) = 'text' AND {x} NOT IN ({texts})\n"
-                f"  AND NOT {is_number}) AS wrong{i}"
+                f"  AND NOT {is_number}) AS wrong_{x}"
             )
         return f"{_select(items)}\nFROM fedgft_rows"
 
@@ -255,7 +268,7 @@ class _Writer:
     def write_bins(self) -> str:
         """Return the step with decisions and bins."""
         items = [key for key in self.keys if key != "d"]
-        items += [f"s{i}" for i in self.scores]
+        items += self.numbers
         items.append("d" if self.task.decision is not None else f"{self.write_decision()} AS d")
         items += [f"{self.write_bin(i)} AS b{i}" for i in self.scores or [0]]
         return f"{_select(items)}\nFROM {'fedgft_numbers' if self.is_untyped else 'fedgft_rows'}"
@@ -264,28 +277,52 @@ class _Writer:
         """Return the expression of a score's bin: null if the score is missing, below 0 if the row
         is an error, 0 if there are no scores."""
         cases = [f"WHEN fedgft_repeated > 0 THEN {REPEATED_KEY}"] * bool(self.rows.join)
+        if self.is_untyped:
+            wrong = " OR ".join(f"wrong_{x}" for x in self.numbers)
+            cases.append(f"WHEN {wrong} THEN {NO_NUMBER}")
+        if self.task.weight is not None:
+            cases += self.check_weight()
+        if self.task.scores:
+            cases += self.check_scores()
+        if self.task.weight is not None:
+            cases.append(f"WHEN w = 0 THEN {ZERO_WEIGHT}")
         if not self.task.scores:
             return _write_cases([*cases, "ELSE 0"]) if cases else "0"
         score = f"s{i}"
-        if self.is_untyped:
-            cases.append(f"WHEN wrong{i} THEN {NO_NUMBER}")
-        nan = self.dialect.nan.format(x=score)
-        known = f" AND NOT {nan}" if nan else ""
-        cases.append(f"WHEN ({score} < 0 OR {score} > 1){known} THEN {OUT_OF_RANGE}")
-        if len(self.scores) > 1:
-            known = " AND ".join(f"s{j} BETWEEN 0 AND 1" for j in self.scores)
-            total = " + ".join(f"s{j}" for j in self.scores)
-            cases.append(f"WHEN {known}\n    AND ABS({total} - 1) > 0.01 THEN {NO_SUM}")
         nearest = f"ROUND({score} * {self.task.bins})"
         is_below = f"{score} < {nearest} / {self.task.bins} OR {score} = 1"
         number = f"{nearest} - CASE WHEN {is_below} THEN 1 ELSE 0 END"
-        cases.append(f"WHEN {score} BETWEEN 0 AND 1\n    THEN {number}")
-        return _write_cases(cases)
+        return _write_cases([*cases, f"WHEN {score} BETWEEN 0 AND 1\n    THEN {number}"])
+
+    def check_weight(self) -> list[str]:
+        """Return the cases of wrong weights."""
+        nan = self.dialect.nan.format(x="w")
+        is_nan = f" OR {nan}" if nan else ""
+        return [
+            f"WHEN w IS NULL{is_nan} THEN {NO_WEIGHT}",
+            f"WHEN w < 0 OR w > {MAX_WEIGHT} THEN {WRONG_WEIGHT}",
+        ]
+
+    def check_scores(self) -> list[str]:
+        """Return the cases of wrong scores."""
+        wrong = []
+        for i in self.scores:
+            nan = self.dialect.nan.format(x=f"s{i}")
+            outside = f"(s{i} < 0 OR s{i} > 1)"
+            wrong.append(f"{outside} AND NOT {nan}" if nan else outside)
+        cases = [f"WHEN {each} THEN {OUT_OF_RANGE}" for each in wrong]
+        if len(self.scores) > 1:
+            known = " AND ".join(f"s{i} BETWEEN 0 AND 1" for i in self.scores)
+            total = " + ".join(f"s{i}" for i in self.scores)
+            cases.append(f"WHEN {known}\n    AND ABS({total} - 1) > 0.01 THEN {NO_SUM}")
+        return cases
 
     def list_problems(self) -> list[int]:
         """Return the errors that rows can have, as they stand in the place of a bin."""
         found = [OUT_OF_RANGE] * bool(self.task.scores) + [NO_SUM] * (len(self.scores) > 1)
-        return found + [REPEATED_KEY] * bool(self.rows.join) + [NO_NUMBER] * self.is_untyped
+        found += [REPEATED_KEY] * bool(self.rows.join) + [NO_NUMBER] * self.is_untyped
+        weight = [NO_WEIGHT, WRONG_WEIGHT, ZERO_WEIGHT]
+        return found + weight * (self.task.weight is not None)
 
     def write_decision(self) -> str:
         """Return the expression of the decision that follows from the scores."""
@@ -302,6 +339,7 @@ class _Writer:
         """Return the last step, which groups and counts."""
         columns = list_count_columns(self.task)
         parts = len(self.scores) > 1
+        weighted = self.task.weight is not None
         bin_ = "bin" if parts else "b0"
         cases = [f"WHEN {code} THEN '{PROBLEMS[code]}'" for code in self.list_problems()]
         problem = _write_cases(cases, bin_) if cases else f"CAST(NULL AS {self.dialect.text})"
@@ -312,7 +350,10 @@ class _Writer:
             "bins": str(self.task.bins),
             "threshold": write_number(self.task.threshold),
             "score": "score" if parts else "0",
-            "total": "SUM(s)" if parts else "SUM(s0)",
+            "total": f"SUM({'s' if parts else 's0'}{' * w' * weighted})",
+            "w": "SUM(w)",
+            "w2": "SUM(w * w)",
+            "w_max": "MAX(w)",
         }
         expressions |= {key: f"CAST({key} AS {self.dialect.text})" for key in self.keys}
         if has_threshold(self.task):
@@ -334,7 +375,8 @@ class _Writer:
         numbers = " UNION ALL ".join(
             f"SELECT {i} AS score" if i == 0 else f"SELECT {i}" for i in self.scores
         )
-        items = [*names, f"CASE WHEN {complete} THEN d END AS d", "score"]
+        items = [*names, *self.task.keys("weight")]
+        items += [f"CASE WHEN {complete} THEN d END AS d", "score"]
         items += [f"CASE score {bins} END AS bin", f"CASE score {scores} END AS s"]
         return f"{_select(items)}\nFROM fedgft_bins\nCROSS JOIN ({numbers}) AS fedgft_scores"
 
@@ -428,14 +470,16 @@ def check_printable_names(task: Measurement, dialect: str) -> None:
 
 
 def split_qualified(task: Measurement, rows: TableRows) -> Measurement:
-    """Return the task with the names of groups without the table in TABLE.COLUMN."""
+    """Return the task with the names of groups and strata without the table in TABLE.COLUMN."""
     if rows.join is None:
         return task
     known = (name_alias(rows.table), name_alias(rows.join))
-    names = []
-    for name in task.groups:
+
+    def drop_table(name: str) -> str:
         table, dot, column = name.partition(".")
-        names.append(column if dot and table in known else name)
-    if len(set(names)) < len(names):
+        return column if dot and table in known else name
+
+    groups, given = (tuple(map(drop_table, names)) for names in (task.groups, task.given))
+    if len({*groups, *given}) < len(groups) + len(given):
         raise FedgftError("`group` names a column of both tables; their names must differ")
-    return replace(task, attributes=tuple(names))
+    return replace(task, attributes=groups, given_names=given)
