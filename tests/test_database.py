@@ -454,7 +454,7 @@ def test_counts_that_a_site_saved_give_the_same_file(task, database, tmp_path):
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_statements_are_sql_in_every_dialect(task, dialect):
     sqlglot = pytest.importorskip("sqlglot")
-    rows = TableRows('clinic."may.2024"', "year = 2024", "people", "id")
+    rows = TableRows('clinic."may.2024"', "year = 2024", "people", ("id",))
     names = ("min_cell", "values")
     options = {name: value for name, value in task.items() if name not in names}
     statement = write_sql(rows, dialect, label="repaid", **options)

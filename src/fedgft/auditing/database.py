@@ -38,7 +38,7 @@ def measure_database(
     randomized_groups: float | None = None,
     where: str | None = None,
     join: str | None = None,
-    key: str | None = None,
+    key: str | Sequence[str] = (),
     site: str | None = None,
     threshold: float = 0.5,
     bins: int | None = None,
@@ -76,7 +76,7 @@ def measure_database(
     where
         A condition in the SQL of the database; other rows are left out. None: all rows are counted.
     join, key
-        A second table, and the column of both tables that says which rows belong together. A row
+        A second table, and the columns of both tables that say which rows belong together. A row
         without a partner has no recorded groups. None: there is one table.
     site
         The name of the site; by default, the name of the table.
@@ -109,7 +109,7 @@ def measure_database(
     """
     (sums,) = measure_tables(
         url,
-        TableRows(table, where, join, key),
+        TableRows(table, where, join, check_column_names("key", key)),
         Protection(min_cell, epsilon, delta),
         label=label,
         group=group,
@@ -321,6 +321,7 @@ def _explain(engine: Engine, error: Exception, task: Measurement, rows: TableRow
             text = f"both tables have a column '{wanted}'; write {first}.{wanted}"
             raise data_error(task.source, f"{text} (`{option}`)")
     for name, columns in known.items():
-        if rows.key is not None and rows.key not in columns:
-            hint = suggest_name(rows.key, columns)
-            raise data_error(name, f"no column '{rows.key}' (`key`){hint}")
+        for key in rows.key:
+            if key not in columns:
+                hint = suggest_name(key, columns)
+                raise data_error(name, f"no column '{key}' (`key`){hint}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedgft.auditing.measurement import MISSING_VALUES, Measurement
+from fedgft.auditing.measurement import Measurement
 from fedgft.auditing.sql_statement import (
     MAX_CELLS,
     NO_NUMBER,
@@ -26,6 +26,7 @@ from fedgft.auditing.sql_statement import (
 )
 from fedgft.data.encode import as_text, data_error, suggest_name
 from fedgft.data.table import check_table_file, detect_separator, report_read_errors
+from fedgft.data.table_scan import MISSING_VALUES
 from fedgft.errors import FedgftError
 from fedgft.formatting import format_count, printable
 from fedgft.validation import MAX_LENGTH, format_value

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from textwrap import indent
 from typing import NamedTuple
 
-from fedgft.auditing.measurement import MISSING_VALUES, Measurement
+from fedgft.auditing.measurement import Measurement
+from fedgft.data.table_scan import MISSING_VALUES
 from fedgft.errors import FedgftError, import_extra
 from fedgft.validation import check_choice, check_instance, format_value
 
@@ -83,25 +84,25 @@ class TableRows:
     where
         A condition in SQL that the rows fulfill. None: all rows.
     join, key
-        A second table, which holds the groups, and the column of both tables that says which rows
+        A second table, which holds the groups, and the columns of both tables that say which rows
         belong together. A row without a partner has no recorded groups. None: there is one table.
     """
 
     table: str
     where: str | None = None
     join: str | None = None
-    key: str | None = None
+    key: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("table", "where", "join", "key"):
+        for name in ("table", "where", "join"):
             value = getattr(self, name)
             if name == "table" or value is not None:
                 check_instance(name, value, str)
                 if not value.strip():
                     raise FedgftError(f"`{name}` must not be empty", kind="missing")
-        if (self.join is None) != (self.key is None):
-            given, other = ("join", "key") if self.key is None else ("key", "join")
-            text = f"`{given}` needs `{other}`: the second table, and the column of both tables"
+        if (self.join is None) != (not self.key):
+            given, other = ("key", "join") if self.key else ("join", "key")
+            text = f"`{given}` needs `{other}`: the second table, and the columns of both tables"
             raise FedgftError(text, kind="missing")
         if self.join is not None and name_alias(self.table) == name_alias(self.join):
             text = f"`join` {self.join}: has the name of `table`; give one of them another name"
@@ -224,15 +225,17 @@ class _Writer:
         if self.rows.join is None:
             return ""
         other = self.quote_table(self.rows.join)
-        alias = self.quote(name_alias(self.rows.join))
-        key = self.quote(self.rows.key or "")
-        mine = f"{self.quote(name_alias(self.rows.table))}.{key}"
+        mine, theirs = (self.quote(name_alias(name)) for name in (self.rows.table, self.rows.join))
+        first, *more = map(self.quote, self.rows.key)
+        known = " AND ".join(f"{key} IS NOT NULL" for key in (first, *more))
+        keys = ", ".join((first, *more))
+        same = [f"CASE WHEN fedgft_repeated = 0 THEN {mine}.{first} END = {theirs}.{first}"]
+        same += [f"{mine}.{key} = {theirs}.{key}" for key in more]
         return (
             f"\nCROSS JOIN (\n  SELECT COUNT(*) AS fedgft_repeated FROM (\n"
-            f"    SELECT {key} FROM {other} WHERE {key} IS NOT NULL\n"
-            f"    GROUP BY {key} HAVING COUNT(*) > 1\n  ) AS fedgft_keys\n) AS fedgft_repeats\n"
-            f"LEFT JOIN {other} AS {alias}\n"
-            f"  ON CASE WHEN fedgft_repeated = 0 THEN {mine} END = {alias}.{key}"
+            f"    SELECT {first} FROM {other} WHERE {known}\n"
+            f"    GROUP BY {keys} HAVING COUNT(*) > 1\n  ) AS fedgft_keys\n) AS fedgft_repeats\n"
+            f"LEFT JOIN {other} AS {theirs}\n  ON {' AND '.join(same)}"
         )
 
     def read_number(self, column: str) -> str:

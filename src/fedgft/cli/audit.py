@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 import fedgft
+from fedgft.cli import sources
 from fedgft.cli.console import (
     Bar,
     bar,
@@ -48,11 +48,9 @@ if TYPE_CHECKING:
     from fedgft.site_sums import Privacy, SiteSums
 
 # Loaded when a command runs, so that help is printed at once.
-measurement = LazyModule("fedgft.auditing.measurement")
 comparison = LazyModule("fedgft.auditing.comparison")
 forms = LazyModule("fedgft.auditing.forms")
 report_files = LazyModule("fedgft.auditing.report_files")
-table_scan = LazyModule("fedgft.data.table_scan")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
 site_sums = LazyModule("fedgft.site_sums")
@@ -73,8 +71,9 @@ FILE_WIDTH = 10_000  # characters per line of a table, where no terminal limits 
 
 
 def measure(
-    data: Annotated[tuple[Place, ...], Some] = (),
+    data: Annotated[tuple[str, ...], Some] = (),
     *,
+    table: str | None = None,
     label: str | None = None,
     group: Columns | None = None,
     score: Columns | None = None,
@@ -100,9 +99,12 @@ def measure(
     group_probabilities: str | None = None,
     date: str | None = None,
     model_version: str | None = None,
-    join: Place | None = None,
+    join: str | None = None,
     key: Columns | None = None,
     where: str | None = None,
+    print_sql: Annotated[bool, Flag] = False,
+    dialect: str | None = None,
+    from_counts: Place | None = None,
 ) -> None:
     """Count the predictions of one site. The result is a file of sums; rows stay at the site.
 
@@ -112,6 +114,9 @@ def measure(
         A CSV or Parquet file with one row per person; or a folder of such files, a pattern such as
         "scored-*.parquet", or several files. Required. The columns of a CSV file are separated by
         commas, semicolons or tabs. Folders may state a column, as in bank=north/rows.parquet.
+        Or the URL of a database: postgresql://USER@HOST/DATABASE, duckdb:///FILE, sqlite:///FILE.
+    table
+        Table of the database, NAME or SCHEMA.NAME. The database counts its rows.
     label
         Column with the true outcome. Required.
     group
@@ -130,7 +135,7 @@ def measure(
     site
         Column with the site of each row, if the table holds several sites. Each site gets a file.
     name
-        Name of the site [default: the name of the file or folder].
+        Name of the site [default: the name of the file, folder or table].
     out
         File for the sums [default: NAME.json]. With --site, a folder [default: the current one].
         Folders are created. A file with other content is not replaced.
@@ -170,12 +175,18 @@ def measure(
         In place of --group: columns with the probability of each group, as in
         sex=woman:p_woman,man:p_man.
     join
-        A second table with other columns of the same rows, such as the groups. It has to fit into
-        memory.
+        A second table with other columns of the same rows, such as the groups; of the same
+        database, or a file, which has to fit into memory.
     key
         With --join: columns that match the rows of both tables.
     where
         Count only the rows that meet a condition in SQL, such as "year = 2025".
+    print_sql
+        Print the statement that counts a table in a database, for a site without fedgft.
+    dialect
+        With --print-sql: postgres, duckdb, sqlite, spark, databricks, snowflake, bigquery, trino.
+    from_counts
+        In place of a table: a CSV with what the statement of --print-sql returned.
 
     Examples
     --------
@@ -184,30 +195,32 @@ def measure(
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
     fedgft measure scored/ --name north --label repaid --group sex --score p
+    fedgft measure postgresql://me@host/db --table preds --label repaid --group sex --score p
     """
     require_values(classes=classes, group=group, score=score, given=given, key=key)
-    if not data:
-        text = "`data` is missing: a CSV or Parquet file with one row per person"
-        raise FedgftError(text, kind="missing")
     for field, value, least in (("min_bin", min_bin, 1), ("min_cell", min_cell, 0)):
         require(value >= least, f"`{field}` {value}: must be at least {least}")
         require(value <= MAX_COUNT, f"`{field}` {value}: must be at most {MAX_COUNT:,}")
-    table = table_scan.open_table(data, join=join, key=key or (), where=where)
-    known = table.columns
-    require_column("label", label, "the column with the true outcome", known)
+    rows = {"table": table, "join": join, "key": key or (), "where": where}
+    source = None if print_sql else sources.open_source(data, **rows, from_counts=from_counts)
+    known = () if source is None else source.columns
     columns, values = parse_groups(group or (), known)
-    if group_probabilities is None:
+    if from_counts is None:
+        require_column("label", label, "the column with the true outcome", known)
+    if group_probabilities is None and from_counts is None:
         require_column("group", columns, "the column with the groups", known)
     if report is not None and json and out is None:
         raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
+    if source is not None and source.site_column is not None:
+        site = source.site_column
     path = None
-    if site is None:
-        name = table.files.name if name is None else name
+    if site is None and source is not None:
+        name = source.name if name is None else name
         if name is None:
             text = "`name` is missing: these files are one table of one site; name the site"
             raise FedgftError(text, kind="missing")
         path = choose_site_file(name, out, json=json)
-    else:
+    elif source is not None:
         require(name is None and not json, "`site` excludes `name` and --json", kind="conflict")
         is_folder = out is None or not out.exists() or out.is_dir()
         require(is_folder, f"`out` {out}: with `site`, name a folder", kind="file")
@@ -234,18 +247,17 @@ def measure(
         "date": date or "",
         "model_version": model_version or "",
     }
+    if source is None:
+        sources.print_statement(data, dialect, rows, site=site, task=task)
+        return
     with nullcontext() if report is None else open_folder(report, "`report`"):
         with bar() as progress:
-            task["on_rows"] = partial(progress.rows, total=table.estimate_rows())
-            if site is None:
-                parts = [measurement.measure_file(table, site=name, **task)]
-            else:
-                parts = measurement.measure_sites(table, site_column=site, **task)
+            parts = source.measure(progress, name=name, site=site, task=task)
         contents = [part.to_json(min_bin=min_bin) for part in parts]
         paths = name_site_files(parts, out) if path is None and not json else [path]
         texts = {place: text for place, text in zip(paths, contents, strict=True) if place}
-        if len(table.files.parts) > 1:
-            note(f"{table.files.source}: {len(table.files.parts):,} files")
+        if source.note:
+            note(source.note)
         for line in (*parts[0].notes, *describe_rows(parts)):
             note(line)
         print_disclosure(parts, contents)
@@ -618,7 +630,8 @@ def require_column(field: str, given: object, purpose: str, known: Sequence[str]
     """Raise a `FedgftError` that lists the columns of the table if no column is given."""
     listed = ", ".join(map(printable, known[:MAX_COLUMNS]))
     listed += f" and {len(known) - MAX_COLUMNS} more" if len(known) > MAX_COLUMNS else ""
-    require(given, f"`{field}` is missing: {purpose} (columns are: {listed})", kind="missing")
+    listed = f" (columns are: {listed})" if known else ""
+    require(given, f"`{field}` is missing: {purpose}{listed}", kind="missing")
 
 
 def parse_groups(

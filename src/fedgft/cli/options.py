@@ -133,12 +133,6 @@ def read_path(_: object, tokens: Sequence[Token]) -> Path:
         raise ValueError(str(error)) from None
 
 
-def read_table(kind: Any, tokens: Sequence[Token]) -> Path | str:
-    """Read the path of a table, or the URL of a database, which stays as it is."""
-    text = tokens[0].value
-    return text if URL.match(text) else read_path(kind, tokens)
-
-
 def _show_list(values: Sequence[object]) -> str:
     return " ".join(map(str, values))
 
@@ -155,7 +149,6 @@ Number = Annotated[float, Parameter(converter=read_number)]
 Fraction = Annotated[float, Parameter(converter=read_fraction)]  # 0.02 or 2%
 Whole = Annotated[int, Parameter(converter=read_whole_number)]  # every option that is a count
 Place = Annotated[Path, Parameter(converter=read_path)]  # every file and folder
-Table = Annotated[Path | str, Parameter(converter=read_table)]  # a file, or a database's URL
 Pairs = Annotated[list[str] | None, Some, Parameter(name="--set")]  # see `parse_settings`
 MetricName = str  # a name of the catalog, or a weighted sum of names: get_metric reads it
 Method = Annotated[MethodName, Parameter(converter=read_choice)]
