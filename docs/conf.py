@@ -73,6 +73,7 @@ MENU = {
         "next-site",
         "forms",
         "score-distributions",
+        "databases",
         "rules",
         "train",
         "trees",

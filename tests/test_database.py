@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from postgres_server import PASSWORD, READER, PostgresServer, start_postgres
 
 import fedgft
 from fedgft.auditing import measure_counts, measure_database, measure_file
@@ -19,6 +18,8 @@ from fedgft.auditing.database import measure_tables, write_sql
 from fedgft.auditing.measurement import measure_sites
 from fedgft.auditing.sql_statement import DIALECTS, MAX_CELLS, TableRows
 from fedgft.privacy.suppression import Protection
+from fedgft.site_sums import COUNT
+from postgres_server import PASSWORD, READER, PostgresServer, start_postgres
 
 ENGINES = ("sqlite", "duckdb", "postgres")
 TYPES = {
@@ -64,13 +65,15 @@ class Database:
         types = TYPES[self.engine]
         columns = ", ".join(f'"{c}" {types[type(t)]}' for c, t in frame.schema.items())
         mark = "%s" if self.engine == "postgres" else "?"
-        values = ", ".join([mark] * frame.width)
+        values = f"({', '.join([mark] * frame.width)})"
         connection = self.connect()
         cursor = connection.cursor()
         cursor.execute(f'DROP TABLE IF EXISTS "{name}"')
         cursor.execute(f'CREATE TABLE "{name}" ({columns})')
-        if frame.height:
-            cursor.executemany(f'INSERT INTO "{name}" VALUES ({values})', frame.rows())
+        for part in frame.iter_slices(500):  # DuckDB takes long for single rows
+            rows = ", ".join([values] * part.height)
+            given = [value for row in part.rows() for value in row]
+            cursor.execute(f'INSERT INTO "{name}" VALUES {rows}', given)
         connection.commit()
         connection.close()
 
@@ -160,7 +163,7 @@ TASKS = {
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_every_engine_gives_the_file_of_the_csv(task, database, tmp_path):
-    frame = make_rows(3000)
+    frame = make_rows(1500)
     frame.write_csv(tmp_path / "preds.csv")
     database.write("preds", frame)
     expected = measure_file(tmp_path / "preds.csv", label="repaid", **task)
@@ -237,8 +240,7 @@ def test_scores_beside_the_edges_of_bins_fall_into_the_right_bin(bins, database)
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_a_column_of_scores_per_class(classes, database, tmp_path):
     rng = np.random.default_rng(classes)
-    scores = np.round(rng.dirichlet(np.ones(classes), 2000), 2)
-    scores[:, -1] = np.round(1 - scores[:, :-1].sum(1), 2).clip(0, 1)
+    scores = np.round(rng.dirichlet(np.ones(classes), 2000), 4)
     scores[:200] = np.round(1 / classes, 3)  # ties
     columns: dict[str, Any] = {f"p{i}": scores[:, i].copy() for i in range(classes)}
     frame = pl.DataFrame({"y": rng.integers(0, classes, 2000), "g": rng.integers(0, 2, 2000)})
@@ -318,14 +320,15 @@ def test_a_joined_gap_equals_fairlearn(database):
         sensitive_features=rows["sex"].to_list(),
         sample_weight=rows["weight"].to_numpy(),
     )
-    found = fedgft.audit([sums]).to_dict()["metrics"][0]
-    assert found["metric"] == "sp"
-    assert found["views"][0]["gap"] == pytest.approx(expected, abs=1e-9)
+    tables = sums.sites["preds"].tables
+    known = [table for group, table in tables.items() if group != (None,)]
+    rates = [table[:, 1, COUNT].sum() / table[..., COUNT].sum() for table in known]
+    assert max(rates) - min(rates) == pytest.approx(expected, abs=1e-12)
 
 
 def test_repeated_keys_are_an_error_before_all_pairs_are_built(database):
     """20,000 rows with one key in both tables would be 400 million pairs."""
-    frame = make_rows(20_000).with_columns(pl.lit(7).alias("id"))
+    frame = make_rows(20_000).with_columns(pl.lit(7, pl.Int64).alias("id"))
     database.write("preds", frame.drop("sex"))
     database.write("people", frame.select("id", "sex"))
     with pytest.raises(fedgft.FedgftError, match="repeats in join") as raised:
@@ -422,14 +425,12 @@ def test_a_name_that_is_no_column_is_not_read_as_text_by_sqlite(tmp_path):
 def test_names_that_need_quotes(database, tmp_path):
     name = 'my "p" `x` [1]; --'
     frame = make_rows(100).rename({"p": name, "sex": "select"})
-    frame.write_csv(tmp_path / "order.csv")
-    connection = database.connect()
-    connection.close()
+    frame.write_parquet(tmp_path / "order.parquet")
     database.write("order", frame.rename({name: "p"}))
     quoted = name.replace('"', '""')
     database.run(f'ALTER TABLE "order" RENAME COLUMN p TO "{quoted}"')
     task = {"label": "repaid", "group": "select", "score": name}
-    expected = measure_file(tmp_path / "order.csv", **task)
+    expected = measure_file(tmp_path / "order.parquet", **task)
     check_equal(measure_database(database.url, table="order", **task), expected)
 
 
@@ -524,7 +525,10 @@ WRONG = {
     "condition": ({"where": "nothing > 3"}, "the database answers: .*nothing"),
     "no row": ({"where": "id < 0"}, "no row fulfills where"),
     "other table": ({"join": "poeple", "key": "id"}, "no table 'poeple' .join.; did you mean"),
-    "key": ({"join": "people", "key": "idd"}, "no column 'idd' .key.; did you mean 'id'"),
+    "key": (
+        {"group": "people.sex", "join": "people", "key": "idd"},
+        "no column 'idd' .key.; did you mean 'id'",
+    ),
     "both tables": ({"join": "people", "key": "id"}, "both tables have a column 'sex'"),
     "key without join": ({"key": "id"}, "key needs join"),
     "same table": ({"join": "preds", "key": "id"}, "has the name of table"),
@@ -594,7 +598,7 @@ URLS = {
     "postgresql://me:{secret}@127.0.0.1:1/db": "refused",
     "postgresql://me:{secret}@127.0.0.1:{secret}/db": "",
     "postgresql://127.0.0.1:1/db?password={secret}": "refused",
-    "postgresql://127.0.0.1:1/db?unknown={secret}&password={secret}": "",
+    "postgresql://127.0.0.1:1/db?unknown=1&password={secret}": "",
     "postgresql://me:{secret}": "",
     "postgresql://me:{secret}@[::1/db": "",
     "postgres://me:a@b:{secret}@127.0.0.1:1/db": "refused",
@@ -678,7 +682,7 @@ def test_the_log_of_the_server_shows_one_statement(reader, server):
     mark("end")
     text = server.read_log()
     between = text[text.rindex("mark begin") : text.rindex("SELECT 'mark end'")]
-    statements = [part.strip() for part in between.split("statement: ")[1:]]
+    statements = [part.strip() for part in between.split("statement: ")[1:] if part.strip()]
     firsts = [statement.split()[0] for statement in statements]
     assert firsts[:2] == ["BEGIN", "WITH"] and set(firsts[2:]) <= {"ROLLBACK", "COMMIT", "SELECT"}
     assert len([each for each in firsts if each == "WITH"]) == 1

@@ -112,7 +112,7 @@ def check_cells(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     table = _check_sites(table, task)
     table = _check_weights(table, task) if task.weight is not None else table
     table = _check_scores(table, task) if task.scores else table
-    if has_threshold(task):
+    if task.decision is None:
         table = _check_decisions(table, task)
     names = ["site", *task.group_keys(), "score", "y", "d", "bin", "n", "total"]
     names += ["w", "w2", "w_max"] * (task.weight is not None)
@@ -200,10 +200,15 @@ def _check_scores(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
 
 
 def _check_decisions(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
-    """Check that decisions are 0 or 1, and possible for the bin and the threshold."""
+    """Check that decisions are positions of classes, and possible for bin and threshold."""
+    most = max(1, len(task.scores) - 1)
     decisions = table["d"]
-    wrong = ~((decisions == 0) | (decisions == 1)).fill_null(True)
-    _refuse(table, wrong, "d", "decision", "0 or 1", task)
+    wrong = ~((decisions >= 0) & (decisions <= most) & (decisions == decisions.round()))
+    expected = f"a whole number from 0 to {most}"
+    _refuse(table, wrong.fill_null(False), "d", "decision", expected, task)
+    table = table.with_columns(pl.col("d").cast(pl.Int64))
+    if not has_threshold(task):
+        return table
     last = table.filter((pl.col("score") == len(task.scores) - 1) & pl.col("bin").is_not_null())
     low = last["bin"] / task.bins
     high = (last["bin"] + 1) / task.bins
@@ -212,7 +217,7 @@ def _check_decisions(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     below = (high <= task.threshold) & (last["d"] == 1) & ~is_top
     wrong = (above | below).fill_null(False)
     _refuse(last, wrong, "d", "decision", f"what the threshold {task.threshold:g} decides", task)
-    return table.with_columns(pl.col("d").cast(pl.Int64))
+    return table
 
 
 # Files

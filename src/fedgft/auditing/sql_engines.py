@@ -24,6 +24,9 @@ MAX_MESSAGE = 240  # characters of a driver's message
 HIDDEN = "***"
 SECRET = re.compile(r"(?i)(password|passwd|pwd|token|secret|key)$")  # parameters of a URL
 URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9]+)?://(?P<rest>.*)", re.DOTALL)
+ADDRESS = re.compile(
+    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#]*)(:(?P<port>\d+))?(/(?P<name>[^/?#]*))?"
+)
 EXAMPLES = (
     "postgresql://USER@HOST/DATABASE",
     "duckdb:///FILE",
@@ -51,15 +54,22 @@ class DatabaseUrl:
         How the database writes SQL: a key of `sql_statement.DIALECTS`.
     shown
         The URL without secrets, for messages.
-    rest
-        What follows ``://``.
+    place
+        The address and the name of the database, or the path of its file.
+    user, password
+        What stands before the address; None if nothing does.
+    options
+        What follows the address.
     secrets
         Texts that no message may hold.
     """
 
     dialect: str
     shown: str
-    rest: str = field(repr=False)
+    place: str = field(repr=False)
+    user: str = field(default="", repr=False)
+    password: str | None = field(default=None, repr=False)
+    options: str = field(default="", repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def hide(self, text: object) -> str:
@@ -93,22 +103,34 @@ def parse_url(url: str) -> DatabaseUrl:
         known = ", ".join(EXAMPLES)
         what = f"'{scheme}://' is no database that fedgft reads" if scheme else "this is no URL"
         raise FedgftError(f"{what}; write one of: {known}", kind="unsupported")
-    rest = found["rest"]
-    user, at, place = rest.rpartition("@")  # a password may hold anything, and so may hold an @
-    name, colon, password = user.partition(":")
+    mark = ";" if scheme == "sc" else "&"
+    # A password may hold anything: the last @ ends it, unless options follow the address.
+    start = re.search(r";" if scheme == "sc" else r"\?[A-Za-z_]+=", found["rest"])
+    rest = found["rest"][: start.start()] if start else found["rest"]
+    options = found["rest"][start.start() + 1 :] if start else ""
+    before, at, place = rest.rpartition("@")
+    user, colon, password = before.partition(":")
+    if SCHEMES[scheme] == "postgres" and not ADDRESS.fullmatch(place):  # a password may be in it
+        raise FedgftError(f"the address in the URL cannot be read; write it as {EXAMPLES[0]}")
     secrets = {password, unquote(password)} if colon else set()
-    head, mark, options = place.partition(";" if scheme == "sc" else "?")
     shown = []
-    for option in filter(None, re.split("[&;]", options)):
+    for option in filter(None, options.split(mark)):
         key, _, value = option.partition("=")
         if SECRET.search(key):
             secrets |= {value, unquote(value)}
             option = f"{key}={HIDDEN}"
         shown.append(option)
-    before = f"{name}:{HIDDEN}@" if colon else f"{name}@" if at else ""
-    after = f"{mark}{'&'.join(shown)}" if mark else ""
-    text = printable(f"{scheme}://{before}{head}{after}")
-    return DatabaseUrl(SCHEMES[scheme], text, rest, tuple(filter(None, secrets)))
+    name = f"{user}:{HIDDEN}@" if colon else f"{user}{at}"
+    after = f"{';' if mark == ';' else '?'}{mark.join(shown)}" if start else ""
+    return DatabaseUrl(
+        SCHEMES[scheme],
+        printable(f"{scheme}://{name}{place}{after}"),
+        place,
+        user,
+        password if colon else None,
+        options,
+        tuple(filter(None, secrets)),
+    )
 
 
 class Engine:
@@ -212,27 +234,21 @@ def _open_postgres(url: DatabaseUrl) -> Iterator[Engine]:
 
 def _read_postgres_options(url: DatabaseUrl) -> dict[str, Any]:
     """Return the options of a connection to PostgreSQL."""
-    user, _, place = url.rest.rpartition("@")
-    name, colon, password = user.partition(":")
-    place, _, query = place.partition("?")
-    host, _, database = place.partition("/")
     options: dict[str, Any] = {"client_encoding": "UTF8", "application_name": "fedgft"}
     if "PGCONNECT_TIMEOUT" not in environ:
         options["connect_timeout"] = CONNECT_SECONDS
-    found = re.fullmatch(r"(?P<host>\[[^]]*\]|[^:]*)(:(?P<port>\d*))?", host)
-    if found is None:
-        text = f"{url.shown}: the address of the database cannot be read; write {EXAMPLES[0]}"
-        raise FedgftError(text, kind="invalid")
-    options |= {"host": unquote(found["host"].strip("[]")), "port": found["port"]}
-    options |= {"user": unquote(name), "dbname": unquote(database)}
-    options["password"] = unquote(password) if colon else None
-    options |= dict(parse_qsl(query))
+    found = ADDRESS.fullmatch(url.place)
+    if found is not None:
+        options |= {"host": unquote(found["host"].strip("[]")), "port": found["port"]}
+        options["dbname"] = unquote(found["name"] or "")
+    options |= {"user": unquote(url.user), "password": unquote(url.password or "")}
+    options |= dict(parse_qsl(url.options))
     return {key: value for key, value in options.items() if value}
 
 
 def _find_file(url: DatabaseUrl) -> Path:
     """Return the file of a database; three slashes are followed by a relative path."""
-    path = unquote(url.rest.partition("?")[0])
+    path = unquote(url.place)
     if not path.startswith("/") or len(path) == 1:
         scheme = url.shown.partition(":")[0]
         text = f"{url.shown}: names no file; write {scheme}:///FILE, or {scheme}:////PATH"
@@ -284,9 +300,9 @@ def _open_spark(url: DatabaseUrl) -> Iterator[Engine]:
     try:
         builder = sql.SparkSession.builder.appName("fedgft")
         if url.shown.startswith("sc:"):
-            builder = builder.remote(f"sc://{url.rest}")
-        elif url.rest.strip("/"):
-            master = url.rest if url.rest.startswith("local") else f"spark://{url.rest}"
+            builder = builder.remote(f"sc://{url.place};{url.options}".rstrip(";"))
+        elif url.place.strip("/"):
+            master = url.place if url.place.startswith("local") else f"spark://{url.place}"
             builder = builder.master(master)
         session = running or builder.getOrCreate()
     except Exception as error:  # Spark raises many kinds
