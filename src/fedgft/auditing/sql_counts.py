@@ -114,8 +114,8 @@ def check_cells(table: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     table = _check_scores(table, task) if task.scores else table
     if task.decision is None:
         table = _check_decisions(table, task)
-    names = ["site", *task.group_keys(), "score", "y", "d", "bin", "n", "total"]
-    names += ["w", "w2", "w_max"] * (task.weight is not None)
+    weights = ["w", "w2", "w_max"] * (task.weight is not None)
+    names = ["site", *task.group_keys(), "score", "y", "d", "bin", "n", *weights, "total"]
     return table.select(names).with_columns(pl.col("n", "score", "bin").cast(pl.Int64))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedgft.cli.console import Bar
 from fedgft.cli.options import URL, require
@@ -36,39 +36,14 @@ STATED = {  # options that the counts of a database state, and the values that m
 }
 
 
-class Source(Protocol):
-    """What is counted."""
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The names of all columns; none if they are not known before the rows are counted."""
-        ...
-
-    @property
-    def name(self) -> str | None:
-        """The name of the site by default; None if there is none."""
-        ...
-
-    @property
-    def site_column(self) -> str | None:
-        """The column with the site of each row, if the source itself states it."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """What the user should know of the source; "" if nothing."""
-        ...
-
-    def measure(
-        self, progress: Bar, *, name: str | None, site: str | None, task: Mapping[str, Any]
-    ) -> list["SiteSums"]:
-        """Return the sums: of one site, or of each site in the column `site`."""
-        ...
-
-
 @dataclass(frozen=True)
 class FileSource:
-    """One table in CSV or Parquet files."""
+    """One table in CSV or Parquet files.
+
+    All sources have the names of the columns (none if they are not known before the rows are
+    counted), the default name of the site, the column with the sites if the source itself states
+    it, a note for the user, and a method that measures.
+    """
 
     table: "Table"
     site_column: None = None
@@ -147,6 +122,9 @@ class CountsSource:
                 raise FedgftError(f"`{option}`: the counts state it; leave it out", kind="conflict")
         options = {key: value for key, value in task.items() if key not in STATED}
         return database.measure_counts(self.path, site=name, **options)
+
+
+Source = FileSource | DatabaseSource | CountsSource
 
 
 def open_source(
