@@ -810,14 +810,14 @@ def _divide_cells(cells: pl.DataFrame, task: Measurement) -> _Counts:
         int(part.filter(pl.col("score") == 0)["n"].sum())
         for part in (weightless, cells, labeled, counted)
     )
-    heaviest = counted["w_max"].max() if task.weight is not None else None
+    heaviest = counted["w_max"].to_list() if task.weight is not None else []
     return _Counts(
         counted.drop("w_max", strict=False),
         cells.select(task.group_keys()).unique(),
         rows - with_label,
         with_label - with_both,
         left_out,
-        0.0 if heaviest is None else float(heaviest),
+        max(heaviest, default=0.0),
     )
 
 
