@@ -195,7 +195,7 @@ def measure(
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
     fedgft measure scored/ --name north --label repaid --group sex --score p
-    fedgft measure postgresql://me@host/db --table preds --label repaid --group sex --score p
+    fedgft measure postgresql://host/db --table t --label y --group sex --score p
     """
     require_values(classes=classes, group=group, score=score, given=given, key=key)
     for field, value, least in (("min_bin", min_bin, 1), ("min_cell", min_cell, 0)):
