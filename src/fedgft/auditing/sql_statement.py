@@ -65,7 +65,7 @@ DIALECTS = {
     "duckdb": Dialect("DuckDB", '"', "DOUBLE", "VARCHAR", "isnan({x})", tested=True),
     # SQLite reads "x" as a text if there is no column x, but not `x`.
     "sqlite": Dialect("SQLite", "`", "REAL", "TEXT", "", tested=True),
-    "spark": Dialect("Spark", "`", "DOUBLE", "STRING", "isnan({x})", tested=True),
+    "spark": Dialect("Spark", "`", "DOUBLE", "STRING", "isnan({x})"),
     "databricks": Dialect("Databricks", "`", "DOUBLE", "STRING", "isnan({x})"),
     "snowflake": Dialect("Snowflake", '"', "DOUBLE", "VARCHAR", "{x} = 'NaN'::DOUBLE"),
     "bigquery": Dialect("BigQuery", "`", "FLOAT64", "STRING", "IS_NAN({x})"),

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgft.cli.console import Bar
+from fedgft.cli.console import Bar, note
 from fedgft.cli.options import URL, require
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import expand_user
@@ -205,6 +205,9 @@ def print_statement(
         options.pop(name)
     text = database.write_sql(sql_statement.TableRows(**rows), dialect, site_column=site, **options)
     sys.stdout.write(text)
+    known = sql_statement.DIALECTS[dialect]
+    if not known.tested:
+        note(f"the tests of fedgft do not run this statement in {known.title}: compare its counts")
 
 
 def _drop_probabilities(task: Mapping[str, Any]) -> dict[str, Any]:
