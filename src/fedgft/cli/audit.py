@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 # Loaded when a command runs, so that help is printed at once.
 measurement = LazyModule("fedgft.auditing.measurement")
 comparison = LazyModule("fedgft.auditing.comparison")
+numbers = LazyModule("fedgft.cli.regression")
+regression = LazyModule("fedgft.auditing.regression")
 report_files = LazyModule("fedgft.auditing.report_files")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
@@ -74,6 +76,8 @@ def measure(
     decision: str | None = None,
     weight: str | None = None,
     given: Columns | None = None,
+    target_column: str | None = None,
+    prediction: str | None = None,
     site: str | None = None,
     name: str | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
@@ -93,6 +97,7 @@ def measure(
     group_probabilities: str | None = None,
     date: str | None = None,
     model_version: str | None = None,
+    clip: Annotated[tuple[float, float] | None, Parameter(negative="")] = None,
 ) -> None:
     """Count the predictions of one site. The result is a file of sums; rows stay at the site.
 
@@ -102,7 +107,7 @@ def measure(
         A CSV or Parquet file with one row per person. Required. The columns of a CSV file are
         separated by commas, semicolons or tabs.
     label
-        Column with the true outcome. Required.
+        Column with the true outcome, a class. Required, unless the outcome is a number.
     group
         Column with the groups. Required. Several columns, such as `race sex`, are also combined
         into intersections. race=White,Black declares all values of a column.
@@ -116,6 +121,10 @@ def measure(
     given
         One or two columns with strata, such as a department: groups are then compared within them
         too.
+    target_column
+        Column with the true outcome of a model that predicts numbers, instead of --label.
+    prediction
+        Column with the predicted number, with --target-column.
     site
         Column with the site of each row, if the table holds several sites. Each site gets a file.
     name
@@ -142,7 +151,8 @@ def measure(
     min_bin
         Merge ranges of the score until each holds at least this many people, or none.
     min_cell
-        Withhold all counts below this number, such as 10, and everything about scores.
+        Withhold all counts below this number, such as 10, and everything about scores. With
+        --target-column: withhold groups with fewer rows [default: 10].
     epsilon
         Add noise for differential privacy with this budget.
     delta
@@ -159,6 +169,8 @@ def measure(
     group_probabilities
         In place of --group: columns with the probability of each group, as in
         sex=woman:p_woman,man:p_man.
+    clip
+        With --target-column: replace values outside of these bounds, LOW HIGH, by the bound.
 
     Examples
     --------
@@ -166,6 +178,7 @@ def measure(
     fedgft measure survey.csv --label y --group sex --score p --weight w
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
+    fedgft measure pay.csv --target-column pay --prediction predicted --group sex
     """
     require_values(classes=classes, group=group, score=score, given=given)
     if data is None:
@@ -175,23 +188,36 @@ def measure(
         require(value >= least, f"`{field}` {value}: must be at least {least}")
         require(value <= MAX_COUNT, f"`{field}` {value}: must be at most {MAX_COUNT:,}")
     known = measurement.read_header(data)
-    require_column("label", label, "the column with the true outcome", known)
+    has_numbers = target_column is not None or prediction is not None or clip is not None
+    if not has_numbers:
+        require_column("label", label, "the column with the true outcome", known)
     columns, values = parse_groups(group or (), known)
     if group_probabilities is None:
         require_column("group", columns, "the column with the groups", known)
     if report is not None and json and out is None:
         raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
+    if site is not None:
+        require(name is None and not json, "`site` excludes `name` and --json", kind="conflict")
+        is_folder = out is None or not out.exists() or out.is_dir()
+        require(is_folder, f"`out` {out}: with `site`, name a folder", kind="file")
+    if has_numbers:
+        task: dict[str, Any] = {"target": target_column, "prediction": prediction, "group": columns}
+        task |= {"values": values, "min_cell": min_cell, "clip": clip, "ignore_case": ignore_case}
+        task |= {"weight": weight, "date": date or "", "model_version": model_version or ""}
+        refused = {"label": label, "score": score, "decision": decision, "positive": positive}
+        refused |= {"classes": classes, "bins": bins, "epsilon": epsilon, "delta": delta}
+        refused |= {"given": given, "randomized_groups": randomized_groups}
+        refused |= {"group_probabilities": group_probabilities}
+        place = numbers.Place(site, name, out, report, json, overwrite)
+        numbers.measure_numbers(data, place, task, refused)
+        return
     path = None
     if site is None:
         name = data.stem if name is None else name
         path = choose_site_file(name, out, json=json)
-    else:
-        require(name is None and not json, "`site` excludes `name` and --json", kind="conflict")
-        is_folder = out is None or not out.exists() or out.is_dir()
-        require(is_folder, f"`out` {out}: with `site`, name a folder", kind="file")
     if report is not None:
         check_site_report(report, path)
-    task: dict[str, Any] = {
+    task = {
         "label": label,
         "group": columns,
         "score": split_columns(score or (), known),
@@ -317,8 +343,6 @@ def audit(
     require_values(
         fail_above=fail_above, adjust=adjust, reference_groups=reference_groups, tolerance=tolerance
     )
-    limits = parse_limits("fail_above", fail_above or ())
-    targets = parse_limits("adjust", adjust or ())
     is_enough = bootstrap == 0 or bootstrap >= MIN_DRAWS
     require(is_enough, f"`bootstrap` {bootstrap}: needs at least {MIN_DRAWS} draws")
     about = {
@@ -331,7 +355,7 @@ def audit(
     }
     if compare is not None:
         named = any(text is not None for text in about.values())
-        if files or limits or targets or bootstrap or reference_groups or tolerance or named:
+        if files or fail_above or adjust or bootstrap or reference_groups or tolerance or named:
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
             )
@@ -341,6 +365,21 @@ def audit(
         return
     if out is not None:
         report_files.check_report_folder(out, "audit", field="out")
+    paths = site_file.find_site_files(files)
+    if any(map(regression.holds_regression, paths)):
+        report, exceeded = numbers.audit_numbers(
+            paths,
+            limits=fail_above or (),
+            tolerance=tolerance,
+            reference_groups=reference_groups or (),
+            about=about,
+            ignore_case=ignore_case,
+            refused={"adjust": adjust, "bootstrap": bootstrap},
+        )
+        finish_audit(report, exceeded, out, json=json, wide=wide, overwrite=overwrite)
+        return
+    limits = parse_limits("fail_above", fail_above or ())
+    targets = parse_limits("adjust", adjust or ())
     with bar() as progress:
         sums = read_sites(files, progress, ignore_case=ignore_case)
     report = fedgft.audit(
@@ -351,19 +390,50 @@ def audit(
         tolerance=limits if tolerance is None else parse_tolerance(tolerance),
         about=about | {"files": site_file.find_site_files(files)},
     )
-    exceeded = verdicts.find_exceeded(report.to_dict(), limits)
-    try:
-        publish_report(report, out, "audit", json=json, wide=wide, overwrite=overwrite)
-        if targets and not json:
-            note(RULE_NOTE)
-    finally:  # also where the reader of the output has closed the pipe
-        for each in exceeded:
-            say(f"`fail_above`: {each.metric} {each.reason}")
-        if exceeded:
-            raise SystemExit(EXIT_EXCEEDED)
+    found = verdicts.find_exceeded(report.to_dict(), limits)
+    exceeded = [f"{each.metric} {each.reason}" for each in found]
+    finish_audit(
+        report, exceeded, out, json=json, wide=wide, overwrite=overwrite, hint=bool(targets)
+    )
 
 
 # Reports
+
+
+def finish_audit(
+    report: Any,
+    exceeded: Sequence[str],
+    folder: Path | None,
+    *,
+    json: bool,
+    wide: bool,
+    overwrite: bool,
+    hint: bool = False,
+) -> None:
+    """Write and print an audit; end with code 3 if gaps are above their limits.
+
+    Parameters
+    ----------
+    report
+        The `Audit` or `RegressionAudit`.
+    exceeded
+        A sentence per gap above its limit.
+    folder
+        The folder for the report, or None.
+    json, wide, overwrite
+        As in `audit`.
+    hint
+        Whether to print how thresholds by group can be applied.
+    """
+    try:
+        publish_report(report, folder, "audit", json=json, wide=wide, overwrite=overwrite)
+        if hint and not json:
+            note(RULE_NOTE)
+    finally:  # also where the reader of the output has closed the pipe
+        for text in exceeded:
+            say(f"`fail_above`: {text}")
+        if exceeded:
+            raise SystemExit(EXIT_EXCEEDED)
 
 
 def print_report(report: Any, *, wide: bool = False) -> None:
@@ -554,7 +624,15 @@ def site_file_name(site: str) -> str:
     return f"{short or 'site'}.json"
 
 
-def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | None:
+def read_site_name(path: Path) -> str:
+    """Return the name of the site in a file of sums."""
+    (name,) = fedgft.auditing.read_sums(path).sites
+    return name
+
+
+def choose_site_file(
+    site: str, given: Path | None, *, json: bool, read: Callable[[Path], str] = read_site_name
+) -> Path | None:
     """Return the path of a site's file, which may be written; None if no file is wanted.
 
     Parameters
@@ -565,6 +643,8 @@ def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | Non
         A file, or an existing folder for NAME.json. None: NAME.json in the current folder.
     json
         Whether the sums are printed; then there is a file only if it is named.
+    read
+        Returns the name of the site in an existing file of the same kind.
     """
     is_text = site.strip() and site == site.encode("utf-8", "replace").decode("utf-8")
     require(is_text, f"`name` {printable(site)!r}: must be proper text, and not empty")
@@ -572,11 +652,13 @@ def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | Non
         return None
     path = Path(site_file_name(site)) if given is None else given
     path = path / site_file_name(site) if path.is_dir() else path
-    check_site_file(path, site)
+    check_site_file(path, site, read)
     return path
 
 
-def name_site_files(parts: Sequence["SiteSums"], folder: Path | None) -> list[Path]:
+def name_site_files(
+    parts: Sequence[Any], folder: Path | None, *, read: Callable[[Path], str] = read_site_name
+) -> list[Path]:
     """Return the path of the file of each site, in a folder; each may be written."""
     paths: dict[Path, str] = {}
     for part in parts:
@@ -587,11 +669,11 @@ def name_site_files(parts: Sequence["SiteSums"], folder: Path | None) -> list[Pa
             raise FedgftError(text, field="site", kind="conflict")
         paths[path] = site
     for path, site in paths.items():
-        check_site_file(path, site)
+        check_site_file(path, site, read)
     return list(paths)
 
 
-def check_site_file(path: Path, site: str) -> None:
+def check_site_file(path: Path, site: str, read: Callable[[Path], str]) -> None:
     """Raise a `FedgftError` if the path is taken by anything but a file of the same site."""
     require(not path.is_dir(), f"`out` {path}: is a folder; name a file in it", kind="file")
     refuse_link(path, "`out`")
@@ -601,7 +683,7 @@ def check_site_file(path: Path, site: str) -> None:
         path.is_file(), f"`out` {path}: is not a regular file; --json prints the sums", kind="file"
     )
     try:
-        (found,) = fedgft.auditing.read_sums(path).sites
+        found = read(path)
     except FedgftError:
         text = f"`out` {path}: exists and is not a file of sums; name another file"
         raise FedgftError(text, kind="file") from None
