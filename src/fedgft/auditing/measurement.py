@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import polars as pl
@@ -69,6 +69,15 @@ DEFAULT_NOISY_BINS = 20  # every bin gets noise, so a noisy histogram has fewer 
 PROBABILITY_SLACK = 0.001  # how far the probabilities of a row's groups may be from 1 in total
 SUM_COLUMNS = ("n", "w", "w2", "total")  # of a table of counts
 OnRows = Callable[[int], None]
+
+
+@runtime_checkable
+class NamesColumns(Protocol):
+    """A task that names columns of a table."""
+
+    def columns(self) -> Sequence[Any]:
+        """Return the columns, each with a `name` and the `option` that specifies it."""
+        ...
 
 
 class _Column(NamedTuple):
@@ -646,7 +655,7 @@ def read_header(path: str | Path) -> list[str]:
         return _scan(file).collect_schema().names()
 
 
-def read_batches(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
+def read_batches(path: str | Path, task: NamesColumns) -> Iterator[pl.DataFrame]:
     """Yield the columns that `task` names, `BATCH_ROWS` rows at a time."""
     file = check_table_file(path)
     with report_read_errors(file):

@@ -18,7 +18,7 @@ rate uncertain:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -348,7 +348,22 @@ def make_group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[s
     return tuple(names)
 
 
-def find_reference_group(view: View, references: Sequence[str]) -> int | None:
+@runtime_checkable
+class NamesGroups(Protocol):
+    """Groups of one attribute or of several together, such as a `View`."""
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """The names of the attributes."""
+        ...
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups."""
+        ...
+
+
+def find_reference_group(view: NamesGroups, references: Sequence[str]) -> int | None:
     """Return the position of the reference group, or None if `references` names no group here.
 
     A reference is the name of a group, or a value written as ``column=value``. ``race=White`` and

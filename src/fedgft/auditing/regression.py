@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -55,7 +55,15 @@ from fedgft.site_sums.regression_sums import RegressionSums, merge_regression, u
 from fedgft.store import expand_user, read_text_file
 from fedgft.validation import check_choice, check_instance, check_name_list, format_value
 
-Rows = tuple[Any, Any, Any]
+if TYPE_CHECKING:
+    RegressionSites = (
+        RegressionSums
+        | Iterable[RegressionSums]
+        | Mapping[str, RegressionSums | tuple[Any, Any, Any]]
+    )
+else:  # `_combine` checks what it gets, and its errors name the site
+    RegressionSites = Any
+
 ROWS = "(y_true, y_pred, sensitive_features)"
 NUMBERS = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64}
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -320,7 +328,7 @@ def _list_rows(results: RegressionResults, table: str) -> list[tuple]:
 
 
 def audit_regression(
-    sums: RegressionSums | Iterable[RegressionSums] | Mapping[str, RegressionSums | Rows],
+    sums: RegressionSites,
     *,
     reference_groups: Sequence[str] = (),
     tolerance: Mapping[str, float] | None = None,
@@ -368,11 +376,11 @@ def audit_regression(
     combined = _combine(sums, Spellings(ignore_case=ignore_case))
     views = list_regression_views(combined)
     for name in references:
-        if all(find_reference_group(view, [name]) is None for view in views):  # type: ignore
+        if all(find_reference_group(view, [name]) is None for view in views):
             known = ", ".join([group for view in views for group in view.groups][:12])
             raise FedgftError(f"`reference_groups` {name}: no such group; there are: {known}")
     results = {
-        view.title: estimate_regression(view, find_reference_group(view, references))  # type: ignore
+        view.title: estimate_regression(view, find_reference_group(view, references))
         for view in views
     }
     warnings = list_regression_warnings(combined, views, results)

@@ -7,7 +7,7 @@ large values lose no digits, and why a file with few rows per group would reveal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -300,7 +300,7 @@ def _measure_table(
         "values": _check_values(given["values"]),
     }
     task = _Task(str(path), groups=check_column_names("group", group), **given)
-    return _sum_sites(read_batches(path, cast(Any, task)), task, on_rows)
+    return _sum_sites(read_batches(path, task), task, on_rows)
 
 
 def _check_clip(clip: Any) -> Clip | None:
