@@ -52,6 +52,7 @@ METRICS = {
     "mean-absolute-error": RegressionMetric("mean absolute error", ABSOLUTE, True),
     "mean-squared-error": RegressionMetric("mean squared error", SQUARED, True),
 }
+ROUNDING = 1e-13  # of a float: values that differ by less, relative to their mean, are equal
 ALIASES = {"mae": "mean-absolute-error", "mse": "mean-squared-error", "bias": "mean-error"}
 
 
@@ -273,6 +274,12 @@ def _degrees_of_freedom(moments: Moments, position: int) -> float:
     return max(1.0, min(n - 1, 2 * n / (15 * kurtosis / 3 - 1)))
 
 
+def is_constant(moments: Moments) -> bool:
+    """Return whether all outcomes of a group are equal, up to rounding."""
+    deviation = math.sqrt(moments.squares[TARGET] / moments.weight)
+    return deviation <= ROUNDING * abs(float(moments.mean[TARGET]))
+
+
 def error_kurtosis(moments: Moments) -> float | None:
     """Return mean(r^4) / mean(r^2)^2, which is 3 for normal errors; None if all errors are 0."""
     square = float(moments.mean[SQUARED])
@@ -443,7 +450,7 @@ def _fit(part: Moments | None, means: Mapping, group: str) -> Fit:
         None if x is None else math.sqrt(max(x, 0.0)) for x in (found.value, found.low, found.high)
     )
     r_squared = None
-    if part.squares[TARGET] > 0:
+    if not is_constant(part):
         r_squared = _known(1 - part.mean[SQUARED] / (part.squares[TARGET] / part.weight))
     deviation = _known(np.sqrt(part.variance[TARGET]))
     return Fit(Estimate(*roots), r_squared, deviation)

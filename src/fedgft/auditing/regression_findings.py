@@ -12,12 +12,12 @@ from fedgft.auditing.regression_estimates import (
     RegressionResults,
     RegressionView,
     error_kurtosis,
+    is_constant,
 )
 from fedgft.auditing.verdicts import STATES, State
 from fedgft.errors import FedgftError
 from fedgft.formatting import DASH, format_count, format_interval, join_names, printable
 from fedgft.metrics.intervals import FEW
-from fedgft.site_sums.moments import TARGET
 from fedgft.site_sums.regression_sums import RegressionSums, describe_clip
 from fedgft.validation import check_number, format_value
 
@@ -279,7 +279,7 @@ def _warn_about_estimates(
         for group, part in zip(view.groups, view.total, strict=True):
             if part is None:
                 continue
-            if part.squares[TARGET] == 0:
+            if is_constant(part):
                 constant[group] = None
             if part.rows < FEW:
                 small[group] = None
