@@ -394,3 +394,22 @@ def test_sites_must_measure_the_same():
     assert caught.value.field == "ignore_case"
     merged = audit_regression([a, site("b", features=["F", "M"] * 10)], ignore_case=True)
     assert list(merged.means["mean-error"]) == ["f", "m"]
+
+
+def test_dates_and_versions_are_stated_and_must_agree(tmp_path):
+    def site(name: str, **more: Any) -> RegressionSums:
+        y = [1.0, 2.0] * 10
+        sums = measure_regression(y, y, sensitive_features=["f", "m"] * 10, site=name, **more)
+        return read_regression_sums(sums.save(tmp_path / f"{name}.json"))
+
+    a = site("a", date="2026-03-31", model_version="2.1")
+    found = audit_regression([a, site("b", date="2026-01-31")])
+    assert found.about["period"] == "2026-01-31 to 2026-03-31" and found.about["version"] == "2.1"
+    for other in (site("b", model_version="3"), None):
+        with pytest.raises(FedgftError) as caught:
+            audit_regression([a, other] if other else a, about={"version": "3"})
+        assert caught.value.kind == "conflict"
+    record = make_record()
+    for name, value in (("date", "31.3.2026"), ("date", 3), ("model_version", 3)):
+        with pytest.raises(FedgftError):
+            RegressionSums.from_json(json.dumps(record | {name: value}))

@@ -47,11 +47,17 @@ from fedgft.auditing.regression_report import (
 from fedgft.auditing.report_files import save_report
 from fedgft.auditing.site_file import MAX_BYTES
 from fedgft.errors import FedgftError
-from fedgft.formatting import Report, Table, Verdict
+from fedgft.formatting import Report, Table, Verdict, printable
 from fedgft.metrics.mean_intervals import difference_limits
 from fedgft.site_sums import SiteSums, Spellings
+from fedgft.site_sums.dates import combine_versions, describe_dates
 from fedgft.site_sums.regression_json import PREFIX
-from fedgft.site_sums.regression_sums import RegressionSums, merge_regression, unify_spellings
+from fedgft.site_sums.regression_sums import (
+    RegressionSpec,
+    RegressionSums,
+    merge_regression,
+    unify_spellings,
+)
 from fedgft.store import expand_user, read_text_file
 from fedgft.validation import check_choice, check_instance, check_name_list, format_value
 
@@ -384,7 +390,15 @@ def audit_regression(
         for view in views
     }
     warnings = list_regression_warnings(combined, views, results)
-    return RegressionAudit(Findings(combined, views, results, limits, described, warnings))
+    facts = _add_facts(described, combined.require_spec())
+    return RegressionAudit(Findings(combined, views, results, limits, facts, warnings))
+
+
+def _add_facts(about: Mapping[str, Any], spec: RegressionSpec) -> dict[str, Any]:
+    """Return what is known about the audit, with the period and the version in the files."""
+    version = combine_versions(about.get("version", ""), spec.model_version)
+    found = {"version": version, "period": describe_dates(spec.date)}
+    return {name: printable(text) for name, text in found.items() if text} | dict(about)
 
 
 def _combine(sums: Any, spellings: Spellings) -> RegressionSums:

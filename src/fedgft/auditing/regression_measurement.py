@@ -18,6 +18,7 @@ from fedgft.auditing.measurement import MAX_SITES, MAX_VALUES, read_batches
 from fedgft.data.encode import as_text, data_error
 from fedgft.errors import FedgftError
 from fedgft.formatting import format_count, join_names
+from fedgft.site_sums.dates import check_date, check_version
 from fedgft.site_sums.moments import Moments, read_moments, sum_moments
 from fedgft.site_sums.regression_json import MAX_MAGNITUDE, MAX_WEIGHT
 from fedgft.site_sums.regression_sums import (
@@ -75,6 +76,8 @@ class _Task:
     min_cell: int = MIN_ROWS
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignore_case: bool = False
+    date: str = ""
+    model_version: str = ""
     named: bool = True  # whether the names are those of columns of a file
 
     def __post_init__(self) -> None:
@@ -95,7 +98,8 @@ class _Task:
     def spec(self) -> RegressionSpec:
         """Return what the file says was measured."""
         target, prediction = (self.target, self.prediction) if self.named else ("", "")
-        return RegressionSpec(self.attributes, target, prediction, self.weight or "", self.clip)
+        more = (self.weight or "", self.clip, self.date, self.model_version)
+        return RegressionSpec(self.attributes, target, prediction, *more)
 
 
 def measure_regression(
@@ -109,6 +113,8 @@ def measure_regression(
     values: Mapping[str, tuple[str, ...]] | None = None,
     min_cell: int = MIN_ROWS,
     ignore_case: bool = False,
+    date: Any = None,
+    model_version: str = "",
 ) -> RegressionSums:
     """Return the sums over one site's rows, for a model that predicts numbers.
 
@@ -139,6 +145,10 @@ def measure_regression(
         0 withholds nothing, and such sums cannot be written to a file.
     ignore_case
         Merge names of groups that differ only in case or spaces. By default they are an error.
+    date
+        The date of the rows, or the last day of their period, such as ``"2026-03-31"``.
+    model_version
+        The version of the model. Sites with different versions are not audited together.
 
     Returns
     -------
@@ -176,6 +186,8 @@ def measure_regression(
         min_cell=_check_min_cell(min_cell),
         values=_check_values(values),
         ignore_case=ignore_case,
+        date=check_date(date),
+        model_version=check_version(model_version),
         named=False,
     )
     (sums,) = _sum_sites([pl.DataFrame(frame)], task)
@@ -194,6 +206,8 @@ def measure_regression_file(
     values: Mapping[str, tuple[str, ...]] | None = None,
     min_cell: int = MIN_ROWS,
     ignore_case: bool = False,
+    date: Any = None,
+    model_version: str = "",
     on_rows: OnRows | None = None,
 ) -> RegressionSums:
     """Return the sums over the rows of a CSV or Parquet file, read in batches.
@@ -209,7 +223,7 @@ def measure_regression_file(
         The name of the site; by default, the name of the file without its extension.
     on_rows
         Called after each batch with the number of rows read. None: nothing is called.
-    clip, values, min_cell, ignore_case
+    clip, values, min_cell, ignore_case, date, model_version
         As in `measure_regression`.
 
     Returns
@@ -241,6 +255,8 @@ def measure_regression_file(
         values=values,
         min_cell=min_cell,
         ignore_case=ignore_case,
+        date=date,
+        model_version=model_version,
     )
     return sums
 
@@ -257,6 +273,8 @@ def measure_regression_sites(
     values: Mapping[str, tuple[str, ...]] | None = None,
     min_cell: int = MIN_ROWS,
     ignore_case: bool = False,
+    date: Any = None,
+    model_version: str = "",
     on_rows: OnRows | None = None,
 ) -> list[RegressionSums]:
     """Return the sums of each site in a table that holds the rows of several sites, by name.
@@ -267,7 +285,9 @@ def measure_regression_sites(
         A CSV or Parquet file.
     site_column
         The column with the name of each row's site. A row without one is an error.
-    target, prediction, group, weight, clip, values, min_cell, ignore_case, on_rows
+    target, prediction, group, weight, clip, values, min_cell, ignore_case, date, model_version
+        As in `measure_regression_file`.
+    on_rows
         As in `measure_regression_file`.
     """
     check_instance("site_column", site_column, str, "it is the name of a column")
@@ -283,6 +303,8 @@ def measure_regression_sites(
         values=values,
         min_cell=min_cell,
         ignore_case=ignore_case,
+        date=date,
+        model_version=model_version,
     )
 
 
@@ -298,6 +320,8 @@ def _measure_table(
         "clip": _check_clip(given["clip"]),
         "min_cell": _check_min_cell(given["min_cell"]),
         "values": _check_values(given["values"]),
+        "date": check_date(given["date"]),
+        "model_version": check_version(given["model_version"]),
     }
     task = _Task(str(path), groups=check_column_names("group", group), **given)
     return _sum_sites(read_batches(path, task), task, on_rows)
@@ -346,6 +370,7 @@ class _Tally:
     target_missing: int = 0
     prediction_missing: int = 0
     clipped: Clipped = field(default_factory=Clipped)
+    weightless: int = 0  # rows of weight 0, which are left out
     largest: dict[tuple[Group, str], tuple[float, list[float]]] = field(default_factory=dict)
 
     def add_largest(self, group: Group, name: str, total: float, top: list[float]) -> None:
@@ -410,9 +435,7 @@ def _select_columns(batch: pl.DataFrame, task: _Task, before: int) -> pl.DataFra
             raise data_error(task.source, problem)
         columns["site"] = names
     frame = pl.DataFrame(columns)
-    if task.weight is None:
-        return frame.with_columns(w=pl.lit(1.0))
-    return frame.filter(pl.col("w") > 0)
+    return frame.with_columns(w=pl.lit(1.0)) if task.weight is None else frame
 
 
 def _replace_nan(series: pl.Series) -> pl.Series:
@@ -468,6 +491,9 @@ def _split_sites(frame: pl.DataFrame, task: _Task) -> Iterator[tuple[str, pl.Dat
 
 def _add_batch(tally: _Tally, frame: pl.DataFrame, task: _Task) -> None:
     """Add the rows of a batch to the sums of a site."""
+    weighted = frame.filter(pl.col("w") > 0)
+    tally.weightless += frame.height - weighted.height
+    frame = weighted
     known = frame.filter(pl.col("y").is_not_null())
     counted = known.filter(pl.col("p").is_not_null())
     tally.target_missing += frame.height - known.height
@@ -532,6 +558,9 @@ def _build_all(tallies: Mapping[str, _Tally], task: _Task) -> list[RegressionSum
         (made,) = _unify(sums, spellings, task).sites.values()
         sites[kept] = sites[kept] + made if kept in sites else made
         notes += _describe_dominance(tally, task, name)
+    weightless = sum(tally.weightless for tally in tallies.values())
+    if weightless:
+        notes.append(f"rows of weight 0, left out: {weightless:,}")
     notes = [*spellings.notes, *notes]
     out = []
     for name in sorted(sites):

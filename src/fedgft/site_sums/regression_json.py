@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.errors import FedgftError
+from fedgft.site_sums.dates import check_date, check_version
 from fedgft.site_sums.moments import (
     ABSOLUTE,
     PARTS,
@@ -65,6 +66,8 @@ def write_regression(spec: RegressionSpec, name: str, site: RegressionSite) -> s
         "target": spec.target,
         "prediction": spec.prediction,
         "weight": spec.weight,
+        **({"date": spec.date} if spec.date else {}),
+        **({"model_version": spec.model_version} if spec.model_version else {}),
         "clip": None if spec.clip is None else list(spec.clip),
         "clipped": site.clipped._asdict(),
         "min_cell": site.min_cell,
@@ -148,7 +151,12 @@ def _read_spec(reader: RecordReader) -> RegressionSpec:
         if not valid or not -MAX_MAGNITUDE <= clip[0] < clip[1] <= MAX_MAGNITUDE:
             reader.reject("clip", "must be two numbers, the smaller one first, or null")
         clip = (float(clip[0]), float(clip[1]))
-    return RegressionSpec(attributes, clip=clip, **texts)
+    try:
+        date = check_date(reader.record.get("date"), span=True)
+        version = check_version(reader.record.get("model_version"))
+    except FedgftError as error:
+        raise FedgftError(f"{reader.source}: {error}", field=error.field, kind="data") from None
+    return RegressionSpec(attributes, clip=clip, date=date, model_version=version, **texts)
 
 
 def _read_site(reader: RecordReader, spec: RegressionSpec) -> RegressionSite:

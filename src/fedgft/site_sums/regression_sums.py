@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedgft.errors import FedgftError
 from fedgft.formatting import format_count, join_names, printable
+from fedgft.site_sums.dates import combine_dates, combine_versions
 from fedgft.site_sums.moments import Moments
 from fedgft.site_sums.site_sums import number_sites
 from fedgft.site_sums.spelling import GROUP_COLUMN, Spellings, describe_site, name_column
@@ -39,6 +40,9 @@ class RegressionSpec:
         The name of the column with weights; "" without weights.
     clip
         The bounds to which outcomes and predictions were clipped. None: they were not.
+    date, model_version
+        The date of the rows, or a span of several, and the version of the model: see
+        `fedgft.site_sums.dates`. "": not stated.
     """
 
     attributes: tuple[str, ...]
@@ -46,6 +50,8 @@ class RegressionSpec:
     prediction: str = ""
     weight: str = ""
     clip: Clip | None = None
+    date: str = ""
+    model_version: str = ""
 
     def combine(self, other: "RegressionSpec") -> "RegressionSpec":
         """Return what two sites measured; raise a `FedgftError` if they measured other things."""
@@ -63,6 +69,8 @@ class RegressionSpec:
                 target=self.target if self.target == other.target else "",
                 prediction=self.prediction if self.prediction == other.prediction else "",
                 weight=self.weight if self.weight == other.weight else "weights",
+                date=combine_dates(self.date, other.date),
+                model_version=combine_versions(self.model_version, other.model_version),
             )
         raise FedgftError(f"these sums do not fit together: {problem}", kind="conflict")
 
