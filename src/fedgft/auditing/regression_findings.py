@@ -294,7 +294,8 @@ def _warn_about_estimates(
     if heavy:
         yield (
             f"a few large errors make up much of the squared error of {join_names(list(heavy))}: "
-            "there, intervals of mean squared errors and of their gaps are too short"
+            "there, intervals of mean squared errors, and with few rows those of mean absolute "
+            "errors, are too short"
         )
 
 

@@ -178,7 +178,7 @@ def measure(
     fedgft measure survey.csv --label y --group sex --score p --weight w
     fedgft measure north.csv --label repaid --group sex age --score probability
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
-    fedgft measure pay.csv --target-column pay --prediction predicted --group sex
+    fedgft measure pay.csv --target-column pay --prediction p --group sex
     """
     require_values(classes=classes, group=group, score=score, given=given)
     if data is None:
