@@ -69,6 +69,7 @@ MENU = {
         "install",
         "audit",
         "weights",
+        "regression",
         "rules",
         "train",
         "trees",

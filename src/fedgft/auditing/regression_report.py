@@ -314,11 +314,14 @@ def list_mean_tables(found: Findings, *, short: bool = False) -> Iterator[Table]
 
 
 def _choose(table: Table, names: Sequence[str], short: bool) -> Table:
-    """Return the table with these columns only, if it is for a terminal."""
+    """Return the table with these columns only, and narrow cells, if it is for a terminal."""
     if not short:
         return table
     kept = [table.header.index(name) for name in names]
-    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    rows = tuple(
+        tuple(row[i].partition(" (")[0] if i >= table.stubs else row[i] for i in kept)
+        for row in table.rows
+    )
     return Table(table.title, tuple(names), rows, sum(i < table.stubs for i in kept))
 
 
