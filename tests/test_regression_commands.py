@@ -88,6 +88,17 @@ def test_sums_are_printed_or_kept(tables, capsys):
     assert code == 2 and "holds the sums of site 'north'" in err
 
 
+def test_weights_and_dates_are_options(tables, capsys):
+    frame = pl.read_csv("north.csv").with_columns(w=pl.lit(2.5))
+    frame.write_csv("west.csv")
+    asked = ("measure", "west.csv", *NUMBERS, "--group", "sex", "--weight", "w")
+    code, _, _ = run(capsys, *asked, "--date", "2026-03-31", "--model-version", "2")
+    sums = read_regression_sums("west.json")
+    cell = sums.sites["west"].cells[("f",)]
+    assert code == 0 and cell.weight == 2.5 * cell.rows == frame.filter(sex="f")["w"].sum()
+    assert (sums.spec.date, sums.spec.model_version) == ("2026-03-31", "2")
+
+
 def test_small_groups_are_withheld_by_default(tables, capsys):
     frame = pl.read_csv("north.csv")
     groups = (frame.filter(sex="f").head(9), frame.filter(sex="m").head(12))
@@ -118,6 +129,9 @@ WRONG = {
     ("--clip", "5", "1"): "--clip 5 1: the first number must be the smaller one",
     ("--group", "race"): "no column 'race'",
     ("--bins", "5"): "--bins is for classes",
+    ("--given", "age"): "--given is for classes",
+    ("--randomized-groups", "1"): "--randomized-groups is for classes",
+    ("--weight", "wages"): "no column 'wages'",
 }
 
 
