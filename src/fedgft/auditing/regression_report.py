@@ -281,7 +281,7 @@ def _list_facts(found: Findings) -> list[tuple[str, str]]:
         ("Tolerance", "; ".join(f"{title} {gap}" for title, gap in gaps) or "nobody stated one"),
     ]
     weights = [("Weights", f"column “{printable(spec.weight)}”")] if spec.weight else []
-    period = [("Period", known("period"))] if known("period") else []
+    period = [("Period", str(known("period")))] if known("period") else []
     return [*facts[:3], *period, *facts[3:7], *weights, *facts[7:]]
 
 
