@@ -74,6 +74,7 @@ MENU = {
         "forms",
         "score-distributions",
         "databases",
+        "regression",
         "rules",
         "train",
         "trees",

@@ -14,7 +14,8 @@ from fedgft.errors import FedgftError
 
 MAX_LENGTH = 60  # most characters of a value in a message
 NO_NUMBERS_AS_LABELS = (
-    "regression is not supported, see the page 'What is not supported' of the documentation"
+    "regression is not supported here, but its errors can be measured (measure_regression, or a "
+    "target column and a prediction): see the page 'What is not supported' of the documentation"
 )
 "The end of a message about a label that holds numbers instead of classes."
 

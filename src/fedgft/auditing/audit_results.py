@@ -307,7 +307,7 @@ def make_frame(results: Results, table: str, library: str) -> Any:
     check_choice("library", library, LIBRARIES)
     make_rows = {"gaps": _gap_rows, "rates": _rate_rows, "sites": _site_rows}[table]
     frame = pl.DataFrame(list(make_rows(results)), schema=COLUMNS[table], orient="row")
-    return frame if library == "polars" else to_pandas(frame)
+    return convert_frame(frame, library)
 
 
 def _gap_rows(results: Results) -> Iterator[tuple]:
@@ -333,8 +333,10 @@ def _site_rows(results: Results) -> Iterator[tuple]:
             yield (metric, site.name, site.rows, *numbers, *local, gap.contribution)
 
 
-def to_pandas(frame: pl.DataFrame) -> Any:
-    """Return the frame as one of pandas, without pyarrow; unknown numbers are NaN."""
+def convert_frame(frame: pl.DataFrame, library: str) -> Any:
+    """Return the frame, or as one of pandas, without pyarrow, where unknown numbers are NaN."""
+    if library == "polars":
+        return frame
     try:
         import pandas
     except ModuleNotFoundError as error:

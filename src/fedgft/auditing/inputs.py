@@ -23,6 +23,7 @@ from fedgft.site_sums import (
     group_sort_key,
     merge,
 )
+from fedgft.site_sums.regression_sums import RegressionSums
 from fedgft.site_sums.spelling import LABEL
 from fedgft.sums import is_text
 from fedgft.validation import as_array, check_instance, format_value
@@ -33,6 +34,7 @@ else:  # `combine_sites` checks what it gets, and its errors name the site
     Sites = Any
 
 MAX_NAME = 60  # most characters of a site's name in a message
+NUMBERS = "audit_regression takes RegressionSums"
 ROWS = "(y_true, y_pred or scores, sensitive_features)"
 
 
@@ -57,6 +59,8 @@ def combine_sites(sums: Sites, *, ignore_case: bool = False) -> SiteSums:
         if not sums:
             raise FedgftError("`sums` is empty: name at least one site", kind="missing")
         return merge(_measure_sites(sums, spellings))
+    if isinstance(sums, RegressionSums):
+        raise FedgftError(f"`sums` are of a numeric outcome: {NUMBERS}", kind="conflict")
     if not isinstance(sums, Iterable):
         kinds = f"a SiteSums, a list of them, or a mapping {{site name: {ROWS}}}"
         raise FedgftError(f"`sums` must be {kinds}, not {format_value(sums)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import polars as pl
@@ -68,6 +68,15 @@ PROBABILITY_SLACK = 0.001  # how far the probabilities of a row's groups may be 
 SUM_COLUMNS = ("n", "w", "w2", "total")  # of a table of counts
 OnRows = Callable[[int], None]
 TablePath = str | Path | Sequence[str | Path]  # a file, a folder, a pattern or a list of them
+
+
+@runtime_checkable
+class NamesColumns(Protocol):
+    """A task that names columns of a table."""
+
+    def columns(self) -> Sequence[Any]:
+        """Return the columns, each with a `name` and the `option` that specifies it."""
+        ...
 
 
 class _Column(NamedTuple):
@@ -688,7 +697,7 @@ def read_header(path: str | Path) -> list[str]:
     return list(read_schema(Part(Path(path), {})))
 
 
-def read_batches(source: TablePath | Table, task: Measurement) -> Iterator[pl.DataFrame]:
+def read_batches(source: TablePath | Table, task: NamesColumns) -> Iterator[pl.DataFrame]:
     """Yield the columns that `task` names, `BATCH_ROWS` rows at a time."""
     table = source if isinstance(source, Table) else open_table(source)
     columns = {column.name: column.option for column in task.columns()}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from fedgft.auditing.audit_results import LIBRARIES, to_pandas
+from fedgft.auditing.audit_results import LIBRARIES, convert_frame
 from fedgft.validation import check_choice
 
 if TYPE_CHECKING:
@@ -105,4 +105,4 @@ def make_monitor_frame(found: "Monitor", table: str, library: str) -> Any:
     check_choice("table", table, tuple(COLUMNS))
     check_choice("library", library, LIBRARIES)
     frame = pl.DataFrame(list(ROWS[table](found)), schema=COLUMNS[table], orient="row")
-    return frame if library == "polars" else to_pandas(frame)
+    return convert_frame(frame, library)

@@ -18,7 +18,7 @@ rate uncertain:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -202,12 +202,12 @@ def pool_sites(sums: SiteSums) -> Pool:
 
     table_shape = spec.empty_table().shape
     shape = spec.empty_histogram().shape
-    values = [_distinct_values(column) for column in zip(*groups, strict=True)]
+    values = [make_distinct_values(column) for column in zip(*groups, strict=True)]
     return Pool(
         spec=replace(
-            spec, classes=_distinct_names(spec.classes), attributes=_distinct_names(spec.attributes)
+            spec, classes=make_distinct(spec.classes), attributes=make_distinct(spec.attributes)
         ),
-        sites=_distinct_names(tuple(sums.sites)),
+        sites=make_distinct(tuple(sums.sites)),
         groups=tuple(zip(*values, strict=True)),
         tables=np.stack([stack_groups(site.tables, table_shape) for site in sites]),
         histogram=stack_groups(sums.histogram, shape),
@@ -219,14 +219,14 @@ def pool_sites(sums: SiteSums) -> Pool:
     )
 
 
-def _distinct_values(column: tuple[str | None, ...]) -> list[str | None]:
+def make_distinct_values(column: tuple[str | None, ...]) -> list[str | None]:
     """The values of one attribute, safe to print; None stays None."""
     known = tuple(dict.fromkeys(value for value in column if value is not None))
-    names = dict(zip(known, _distinct_names(known), strict=True))
+    names = dict(zip(known, make_distinct(known), strict=True))
     return [None if value is None else names[value] for value in column]
 
 
-def _distinct_names(names: tuple[str, ...]) -> tuple[str, ...]:
+def make_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return names that are safe to print.
 
     If two of them would look the same, all names are in the notation of Python's `ascii`.
@@ -311,7 +311,7 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
     return View(
         spec=spec,
         attributes=attributes,
-        groups=_group_names(known, attributes),
+        groups=make_group_names(known, attributes),
         sums=Sums(count, score, decision),
         noise=tables[..., NOISE],
         slack=tables[..., SLACK],
@@ -344,7 +344,7 @@ def _correction(
     return out
 
 
-def _group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[str, ...]:
+def make_group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of groups, such as ``White & Male``.
 
     If two groups would have the same name, all names include the attributes.
@@ -356,7 +356,22 @@ def _group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[str, 
     return tuple(names)
 
 
-def find_reference_group(view: View, references: Sequence[str]) -> int | None:
+@runtime_checkable
+class NamesGroups(Protocol):
+    """Groups of one attribute or of several together, such as a `View`."""
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """The names of the attributes."""
+        ...
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups."""
+        ...
+
+
+def find_reference_group(view: NamesGroups, references: Sequence[str]) -> int | None:
     """Return the position of the reference group, or None if `references` names no group here.
 
     A reference is the name of a group, or a value written as ``column=value``. ``race=White`` and

@@ -480,7 +480,7 @@ def _describe_exactness(kind: str, view: View) -> str:
     )
 
 
-def _fill_chart(kind: str, rows: list[Spec]) -> Spec:
+def fill_chart(kind: str, rows: list[Spec]) -> Spec:
     """Return a chart of templates/charts.json with `rows` as its data."""
     charts = json.loads(files("fedgft").joinpath("templates/charts.json").read_text("utf-8"))
     return charts[kind] | {"config": charts["config"], "data": {"values": rows}}
@@ -501,7 +501,7 @@ def _fill_chart_by_metric(kind: str, rows: list[Spec], summary: Summary) -> Spec
     summary
         The results of the audit. The menu offers the metrics that have a gap.
     """
-    spec = _fill_chart(kind, rows)
+    spec = fill_chart(kind, rows)
     known = [name for name in CATALOG if summary["metrics"][name]["pair"]] or list(CATALOG)
     menu = spec["params"][0]
     menu["value"] = leading_metric(summary)
@@ -658,7 +658,7 @@ def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
         for threshold, value in zip(sweep["thresholds"], values, strict=True)
         if value is not None
     ]
-    spec = _fill_chart("thresholds", rows)
+    spec = fill_chart("thresholds", rows)
     step = 1 / len(sweep["thresholds"])
     now = 0.5 if summary["threshold"] is None else summary["threshold"]
     slider, half_step, in_use, in_use_name, tolerance = spec["params"]
@@ -729,7 +729,7 @@ def draw_roc(curves: list[Curves], *, groups: Iterable[str], threshold: float | 
             point = {"group": c.group, "fpr": float(f), "tpr": float(t), "threshold": float(at)}
             point |= {"order": i, "exact": bool(exact), "in_use": known and i == nearest}
             rows.append(point)
-    return _color_groups(_fill_chart("roc", rows), "group", groups)
+    return _color_groups(fill_chart("roc", rows), "group", groups)
 
 
 def draw_calibration(curves: list[Curves], *, groups: Iterable[str]) -> Spec:
@@ -738,7 +738,7 @@ def draw_calibration(curves: list[Curves], *, groups: Iterable[str]) -> Spec:
     The colors go by group, of all `groups` of the audit.
     """
     rows = [{"group": c.group, **p} for c in curves for p in c.calibration]
-    return _color_groups(_fill_chart("calibration", rows), "group", groups)
+    return _color_groups(fill_chart("calibration", rows), "group", groups)
 
 
 def draw_cumulative(view: View, score: int = 0) -> Spec:
@@ -772,4 +772,4 @@ def draw_cumulative(view: View, score: int = 0) -> Spec:
                 point["low"] = max(float(least[i]) - half, 0.0)
                 point["high"] = min(float(most[i]) + half, 1.0)
             rows.append(point)
-    return _color_groups(_fill_chart("cumulative", rows), "group", view.groups)
+    return _color_groups(fill_chart("cumulative", rows), "group", view.groups)

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 # Loaded when a command runs, so that help is printed at once.
 comparison = LazyModule("fedgft.auditing.comparison")
 forms = LazyModule("fedgft.auditing.forms")
+numbers = LazyModule("fedgft.cli.regression")
+regression = LazyModule("fedgft.auditing.regression")
 report_files = LazyModule("fedgft.auditing.report_files")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
@@ -80,6 +82,8 @@ def measure(
     decision: str | None = None,
     weight: str | None = None,
     given: Columns | None = None,
+    target_column: str | None = None,
+    prediction: str | None = None,
     site: str | None = None,
     name: str | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
@@ -105,6 +109,7 @@ def measure(
     print_sql: Annotated[bool, Flag] = False,
     dialect: str | None = None,
     from_counts: Place | None = None,
+    clip: Annotated[tuple[float, float] | None, Parameter(negative="")] = None,
 ) -> None:
     """Count the predictions of one site. The result is a file of sums; rows stay at the site.
 
@@ -118,7 +123,7 @@ def measure(
     table
         Table of the database, NAME or SCHEMA.NAME. The database counts its rows.
     label
-        Column with the true outcome. Required.
+        Column with the true outcome, a class. Required, unless the outcome is a number.
     group
         Column with the groups. Required. Several columns, such as `race sex`, are also combined
         into intersections. race=White,Black declares all values of a column.
@@ -132,6 +137,10 @@ def measure(
     given
         One or two columns with strata, such as a department: groups are then compared within them
         too.
+    target_column
+        Column with the true outcome of a model that predicts numbers, instead of --label.
+    prediction
+        Column with the predicted number, with --target-column.
     site
         Column with the site of each row, if the table holds several sites. Each site gets a file.
     name
@@ -158,7 +167,8 @@ def measure(
     min_bin
         Merge ranges of the score until each holds at least this many people, or none.
     min_cell
-        Withhold all counts below this number, such as 10, and everything about scores.
+        Withhold all counts below this number, such as 10, and everything about scores. With
+        --target-column: withhold groups with fewer rows [default: 10].
     epsilon
         Add noise for differential privacy with this budget.
     delta
@@ -187,6 +197,8 @@ def measure(
         With --print-sql: postgres, duckdb, sqlite, spark, databricks, snowflake, bigquery, trino.
     from_counts
         In place of a table: a CSV with what the statement of --print-sql returned.
+    clip
+        With --target-column: replace values outside of these bounds, LOW HIGH, by the bound.
 
     Examples
     --------
@@ -196,6 +208,7 @@ def measure(
     fedgft measure scored.csv --site bank --label repaid --group sex --score p
     fedgft measure scored/ --name north --label repaid --group sex --score p
     fedgft measure postgresql://host/db --table t --label y --group sex --score p
+    fedgft measure pay.csv --target-column pay --prediction p --group sex
     """
     require_values(classes=classes, group=group, score=score, given=given, key=key)
     for field, value, least in (("min_bin", min_bin, 1), ("min_cell", min_cell, 0)):
@@ -204,8 +217,9 @@ def measure(
     rows = {"table": table, "join": join, "key": key or (), "where": where}
     source = None if print_sql else sources.open_source(data, **rows, from_counts=from_counts)
     known = () if source is None else source.columns
+    has_numbers = target_column is not None or prediction is not None or clip is not None
     columns, values = parse_groups(group or (), known)
-    if from_counts is None:
+    if from_counts is None and not has_numbers:
         require_column("label", label, "the column with the true outcome", known)
     if group_probabilities is None and from_counts is None:
         require_column("group", columns, "the column with the groups", known)
@@ -213,6 +227,21 @@ def measure(
         raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
     if source is not None and source.site_column is not None:
         site = source.site_column
+    if site is not None and source is not None:
+        require(name is None and not json, "`site` excludes `name` and --json", kind="conflict")
+        is_folder = out is None or not out.exists() or out.is_dir()
+        require(is_folder, f"`out` {out}: with `site`, name a folder", kind="file")
+    if has_numbers:
+        task: dict[str, Any] = {"target": target_column, "prediction": prediction, "group": columns}
+        task |= {"values": values, "min_cell": min_cell, "clip": clip, "ignore_case": ignore_case}
+        task |= {"weight": weight, "date": date or "", "model_version": model_version or ""}
+        refused = {"label": label, "score": score, "decision": decision, "positive": positive}
+        refused |= {"classes": classes, "bins": bins, "epsilon": epsilon, "delta": delta}
+        refused |= {"given": given, "randomized_groups": randomized_groups}
+        refused |= {"group_probabilities": group_probabilities}
+        place = numbers.Place(site, name, out, report, json, overwrite)
+        numbers.measure_numbers(source, place, task, refused)
+        return
     path = None
     if site is None and source is not None:
         name = source.name if name is None else name
@@ -220,13 +249,9 @@ def measure(
             text = "`name` is missing: these files are one table of one site; name the site"
             raise FedgftError(text, kind="missing")
         path = choose_site_file(name, out, json=json)
-    elif source is not None:
-        require(name is None and not json, "`site` excludes `name` and --json", kind="conflict")
-        is_folder = out is None or not out.exists() or out.is_dir()
-        require(is_folder, f"`out` {out}: with `site`, name a folder", kind="file")
     if report is not None:
         check_site_report(report, path)
-    task: dict[str, Any] = {
+    task = {
         "label": label,
         "group": columns,
         "score": split_columns(score or (), known),
@@ -371,8 +396,6 @@ def audit(
         fail_above=fail_above, adjust=adjust, reference_groups=reference_groups, tolerance=tolerance
     )
     wanted = read_forms(form, form_columns, form_facts, out)
-    limits = parse_limits("fail_above", fail_above or ())
-    targets = parse_limits("adjust", adjust or ())
     is_enough = bootstrap == 0 or bootstrap >= MIN_DRAWS
     require(is_enough, f"`bootstrap` {bootstrap}: needs at least {MIN_DRAWS} draws")
     is_number = scan is None or 1 <= scan <= MAX_SCAN
@@ -388,7 +411,7 @@ def audit(
     if compare is not None:
         named = any(text is not None for text in about.values())
         named |= scan is not None
-        given = files or limits or targets or bootstrap or reference_groups or tolerance
+        given = files or fail_above or adjust or bootstrap or reference_groups or tolerance
         if given or named or wanted.names:
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
@@ -399,6 +422,21 @@ def audit(
         return
     if out is not None:
         report_files.check_report_folder(out, "audit", field="out", forms=wanted.names)
+    paths = site_file.find_site_files(files)
+    if any(map(regression.holds_regression, paths)):
+        report, exceeded = numbers.audit_numbers(
+            paths,
+            limits=fail_above or (),
+            tolerance=tolerance,
+            reference_groups=reference_groups or (),
+            about=about,
+            ignore_case=ignore_case,
+            refused={"adjust": adjust, "bootstrap": bootstrap, "form": form, "scan": scan},
+        )
+        finish_audit(report, exceeded, out, json=json, wide=wide, overwrite=overwrite)
+        return
+    limits = parse_limits("fail_above", fail_above or ())
+    targets = parse_limits("adjust", adjust or ())
     with bar() as progress:
         sums = read_sites(files, progress, ignore_case=ignore_case)
     report = fedgft.audit(
@@ -411,29 +449,71 @@ def audit(
         scan=DEFAULT_SCAN if scan is None else scan,
         about=about | {"files": site_file.find_site_files(files)},
     )
-    exceeded = verdicts.find_exceeded(report.to_dict(), limits)
     filled = forms.make_forms(report, *wanted) if wanted.names else []
     several = scan is None or report.to_dict()["scan"] is not None
     require(
         several, "`scan` needs two group columns or more, with groups that are certain", kind="data"
     )
-    try:
-        publish_report(
-            report, out, "audit", json=json, wide=wide, overwrite=overwrite, filled=filled
-        )
-        if scan is not None and not json and not wide:
-            for table in report.scan_tables():
-                print_table(table)
-        if targets and not json:
-            note(RULE_NOTE)
-    finally:  # also where the reader of the output has closed the pipe
-        for each in exceeded:
-            say(f"`fail_above`: {each.metric} {each.reason}")
-        if exceeded:
-            raise SystemExit(EXIT_EXCEEDED)
+    found = verdicts.find_exceeded(report.to_dict(), limits)
+    exceeded = [f"{each.metric} {each.reason}" for each in found]
+    finish_audit(
+        report,
+        exceeded,
+        out,
+        json=json,
+        wide=wide,
+        overwrite=overwrite,
+        filled=filled,
+        more=() if scan is None else report.scan_tables(),
+        hints=(RULE_NOTE,) if targets else (),
+    )
 
 
 # Reports
+
+
+def finish_audit(
+    report: Any,
+    exceeded: Sequence[str],
+    folder: Path | None,
+    *,
+    json: bool,
+    wide: bool,
+    overwrite: bool,
+    filled: Sequence[Any] = (),
+    more: Sequence[Any] = (),
+    hints: Sequence[str] = (),
+) -> None:
+    """Write and print an audit; end with code 3 if gaps are above their limits.
+
+    Parameters
+    ----------
+    report
+        The `Audit` or `RegressionAudit`.
+    exceeded
+        A sentence per gap above its limit.
+    folder
+        The folder for the report, or None.
+    json, wide, overwrite
+        As in `audit`.
+    filled
+        The forms to write beside the report.
+    more, hints
+        Tables and notes that are printed after the report.
+    """
+    try:
+        publish_report(
+            report, folder, "audit", json=json, wide=wide, overwrite=overwrite, filled=filled
+        )
+        for table in () if json or wide else more:
+            print_table(table)
+        for text in () if json else hints:
+            note(text)
+    finally:  # also where the reader of the output has closed the pipe
+        for text in exceeded:
+            say(f"`fail_above`: {text}")
+        if exceeded:
+            raise SystemExit(EXIT_EXCEEDED)
 
 
 def print_report(report: Any, *, wide: bool = False) -> None:
@@ -684,7 +764,15 @@ def site_file_name(site: str) -> str:
     return f"{short or 'site'}.json"
 
 
-def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | None:
+def read_site_name(path: Path) -> str:
+    """Return the name of the site in a file of sums."""
+    (name,) = fedgft.auditing.read_sums(path).sites
+    return name
+
+
+def choose_site_file(
+    site: str, given: Path | None, *, json: bool, read: Callable[[Path], str] = read_site_name
+) -> Path | None:
     """Return the path of a site's file, which may be written; None if no file is wanted.
 
     Parameters
@@ -695,6 +783,8 @@ def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | Non
         A file, or an existing folder for NAME.json. None: NAME.json in the current folder.
     json
         Whether the sums are printed; then there is a file only if it is named.
+    read
+        Returns the name of the site in an existing file of the same kind.
     """
     is_text = site.strip() and site == site.encode("utf-8", "replace").decode("utf-8")
     require(is_text, f"`name` {printable(site)!r}: must be proper text, and not empty")
@@ -702,11 +792,13 @@ def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | Non
         return None
     path = Path(site_file_name(site)) if given is None else given
     path = path / site_file_name(site) if path.is_dir() else path
-    check_site_file(path, site)
+    check_site_file(path, site, read)
     return path
 
 
-def name_site_files(parts: Sequence["SiteSums"], folder: Path | None) -> list[Path]:
+def name_site_files(
+    parts: Sequence[Any], folder: Path | None, *, read: Callable[[Path], str] = read_site_name
+) -> list[Path]:
     """Return the path of the file of each site, in a folder; each may be written."""
     paths: dict[Path, str] = {}
     for part in parts:
@@ -717,11 +809,11 @@ def name_site_files(parts: Sequence["SiteSums"], folder: Path | None) -> list[Pa
             raise FedgftError(text, field="site", kind="conflict")
         paths[path] = site
     for path, site in paths.items():
-        check_site_file(path, site)
+        check_site_file(path, site, read)
     return list(paths)
 
 
-def check_site_file(path: Path, site: str) -> None:
+def check_site_file(path: Path, site: str, read: Callable[[Path], str]) -> None:
     """Raise a `FedgftError` if the path is taken by anything but a file of the same site."""
     require(not path.is_dir(), f"`out` {path}: is a folder; name a file in it", kind="file")
     refuse_link(path, "`out`")
@@ -731,7 +823,7 @@ def check_site_file(path: Path, site: str) -> None:
         path.is_file(), f"`out` {path}: is not a regular file; --json prints the sums", kind="file"
     )
     try:
-        (found,) = fedgft.auditing.read_sums(path).sites
+        found = read(path)
     except FedgftError:
         text = f"`out` {path}: exists and is not a file of sums; name another file"
         raise FedgftError(text, kind="file") from None

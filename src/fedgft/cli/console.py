@@ -46,7 +46,7 @@ NOT_ESTIMABLE = (
     "-: not estimable (a group has no rows for the rate; that does not mean fair), or diverged"
 )
 FEW_ROWS = "n<10: not estimable: fewer than ten rows of a group to take a rate from"
-UNBROKEN = re.compile(r"\(?[-+–.\d]+ to [-+–.\d]+\)?|\S+")  # an interval or a word, in a table
+UNBROKEN = re.compile(r"\(?[-+–.,\d]+ to [-+–.,\d]+\)?|\S+")  # an interval or a word, in a table
 COLUMN_GAP = 2  # blanks between two columns of a table
 MIN_STUB = 8  # smallest width of a column that names rows
 SIGN_COLORS = {True: "green", False: "red", None: "dim"}

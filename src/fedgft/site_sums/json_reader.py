@@ -51,6 +51,10 @@ def read_site(text: str, *, source: str) -> SiteRecord:
         problem = f"{source}: not a whole file of sums: {reason} ({error})"
         raise FedgftError(problem, kind="file") from None
     form = found.get("format") if isinstance(found, dict) else None
+    if isinstance(form, str) and form.startswith("fedgft-regression-"):
+        text = "holds sums of a numeric outcome, not counts of classes: audit such files by"
+        text += " themselves (in Python: read_regression_sums and audit_regression)"
+        raise FedgftError(f"{source}: {text}", kind="conflict")
     if not isinstance(form, str) or not form.startswith("fedgft-sums-"):
         problem = f"{source}: not a file of sums that `fedgft measure` wrote"
         raise FedgftError(problem, kind="file")

@@ -253,7 +253,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
         add_arrays(bin_rows, _coarsen_all(part.bin_rows, spec.bins))
     if spec is None:
         return SiteSums()
-    numbered = _number_sites(unnamed, named)
+    numbered = number_sites(unnamed, named)
     sites = dict(sorted(named.items())) | numbered
     return SiteSums(
         spec,
@@ -266,9 +266,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
     )
 
 
-def _number_sites(
-    unnamed: list[SiteTables], named: Mapping[str, SiteTables]
-) -> dict[str, SiteTables]:
+def number_sites(unnamed: list[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Name the sites that have no name.
 
     A single site, without others, keeps the name "". Otherwise the names are "site 1", "site 2",
