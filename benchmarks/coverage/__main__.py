@@ -2,7 +2,7 @@
 
 Each module beside this file is a section: it has a docstring whose first line is the heading, and a
 function ``run(federations)`` that simulates that many federations and returns one `Row` per kind of
-interval. The table is written to ``coverage.md``: one section per module.
+interval. Each section is a page of the folder ``coverage``; README.md lists them.
 
     python benchmarks/coverage --federations 2000 --out results
     python benchmarks/coverage --sections next_site --federations 200
@@ -12,7 +12,6 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -21,10 +20,9 @@ from rows import Row, format_table
 FOLDER = Path(__file__).parent
 SECTIONS = sorted(f.stem for f in FOLDER.glob("*.py") if f.stem not in ("__main__", "rows"))
 HEAD = (
-    "# Coverage\n\n"
-    "Written by `python benchmarks/coverage --federations {federations}`. Each row simulates "
-    "federations whose true value is known, and counts how often the 95% interval contains it. "
-    "Monte Carlo error: ± is 1.96 standard errors of the share.\n"
+    "Written by `python benchmarks/coverage --sections {name} --federations {federations}`. Each "
+    "row simulates federations whose true value is known, and counts how often the 95% interval "
+    "contains it. ± is 1.96 standard errors of the share.\n"
 )
 
 
@@ -35,12 +33,21 @@ def run_section(name: str, federations: int) -> tuple[str, str, list[Row]]:
     return heading.strip().rstrip("."), text.strip(), list(module.run(federations))
 
 
-def write_page(sections: Iterable[tuple[str, str, list[Row]]], federations: int) -> str:
-    """Return the page: one table per section."""
-    parts = [HEAD.format(federations=federations)]
-    for heading, text, rows in sections:
-        parts.append(f"## {heading}\n\n" + (f"{text}\n\n" if text else "") + format_table(rows))
-    return "\n".join(parts)
+def write_page(name: str, heading: str, text: str, rows: list[Row], federations: int) -> str:
+    """Return the page of one section."""
+    head = HEAD.format(name=name, federations=federations)
+    return "\n".join((f"# {heading}\n", head, f"{text}\n" if text else "", format_table(rows)))
+
+
+def write_index(folder: Path) -> str:
+    """Return the list of the pages in the folder."""
+    pages = sorted(page for page in folder.glob("*.md") if page.name != "README.md")
+    titles = [
+        (page.name, page.read_text("utf-8").splitlines()[0].removeprefix("# ")) for page in pages
+    ]
+    return "# Coverage of intervals\n\n" + "".join(
+        f"- [{title}]({name})\n" for name, title in titles
+    )
 
 
 def main() -> None:
@@ -52,13 +59,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     given = parser.parse_args()
     with ProcessPoolExecutor(given.workers) as pool:
-        jobs = [pool.submit(run_section, name, given.federations) for name in given.sections]
-        page = write_page((job.result() for job in jobs), given.federations)
-    if given.out is None:
-        sys.stdout.write(page)
-    else:
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "coverage.md").write_text(page)
+        jobs = {name: pool.submit(run_section, name, given.federations) for name in given.sections}
+        for name, job in jobs.items():
+            page = write_page(name, *job.result(), given.federations)
+            if given.out is None:
+                sys.stdout.write(page)
+                continue
+            folder = given.out / "coverage"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.md").write_text(page, "utf-8")
+            (folder / "README.md").write_text(write_index(folder), "utf-8")
 
 
 if __name__ == "__main__":
