@@ -177,3 +177,24 @@ def test_options_that_do_not_fit_are_refused_in_one_line(tables, capsys, more):
     measured(capsys)
     code, out, err = run(capsys, "audit", "sums", *more)
     assert (code, out) == (2, "") and more[0] in err and err.count("\n") == 1
+
+
+def test_a_folder_is_one_table(tables, capsys):
+    """The same sums as those of one file, and a note about the number of files."""
+    Path("parts").mkdir()
+    frame = pl.read_csv("north.csv")
+    for i in range(3):
+        frame[i::3].write_csv(f"parts/part-{i}.csv")
+    code, _, err = run(capsys, "measure", "parts", *NUMBERS, "--group", "sex", "--name", "north")
+    assert code == 0 and "3 files" in err
+    found = read_regression_sums("north.json").sites["north"].cells
+    whole = measure_regression_file("north.csv", target="pay", prediction="p", group="sex")
+    for group, cell in whole.sites["north"].cells.items():
+        assert found[group].rows == cell.rows
+        assert found[group].squares == pytest.approx(cell.squares, rel=1e-9)
+
+
+def test_databases_are_refused(tables, capsys):
+    asked = ("measure", "sqlite:///x.db", "--table", "t", *NUMBERS, "--group", "sex")
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and "not in databases" in err and err.count("\n") == 1

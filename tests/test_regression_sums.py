@@ -413,3 +413,16 @@ def test_dates_and_versions_are_stated_and_must_agree(tmp_path):
     for name, value in (("date", "31.3.2026"), ("date", 3), ("model_version", 3)):
         with pytest.raises(FedgftError):
             RegressionSums.from_json(json.dumps(record | {name: value}))
+
+
+def test_a_mean_absolute_error_is_at_least_the_mean_error():
+    """Also where the mean squared error agrees with it."""
+    y = [float(i) for i in range(40)]
+    p = [v - 5 - i % 3 for i, v in enumerate(y)]
+    record = json.loads(measure_regression(y, p, sensitive_features=["f"] * 40, site="a").to_json())
+    cell = record["cells"][0]
+    part = cell["absolute_residual"]
+    part["squares"] += 40 * (part["mean"] ** 2 - 1)
+    part["mean"] = 1.0
+    with pytest.raises(FedgftError, match="below that of the residual"):
+        RegressionSums.from_json(json.dumps(record))

@@ -85,6 +85,8 @@ def measure_numbers(
         if place.site is not None:
             paths = audits.name_site_files(parts, place.out, read=read_site_name)
         texts = {at: text for at, text in zip(paths, contents, strict=True) if at is not None}
+        if source.note:
+            note(source.note)
         describe_sums(parts)
         if not place.overwrite:
             audits.refuse_changes(texts)
