@@ -88,6 +88,8 @@ results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into re
 	$(BIN)/python benchmarks/rivals.py --out results
 	$(BIN)/fedgft bench --out results/bench
 	$(BIN)/python benchmarks/levers.py --out results
+	$(BIN)/python benchmarks/uncertain_groups.py
+	$(BIN)/python benchmarks/coverage --out results
 	$(BIN)/python benchmarks/flower.py --deployed --out results
 	$(BIN)/fedgft --verbose demo | sed 's/ *$$//' > results/demo.txt && cp fedgft-demo/sites.svg docs/
 	$(BIN)/python docs/tables.py
