@@ -215,10 +215,17 @@ def _read_digests(files: Any) -> dict[str, str]:
 # The head of a report
 
 
+def name_model(name: str | None, version: str | None) -> str:
+    """Return the name and the version of a model; empty if neither is known."""
+    if not name and version:
+        return f"version {version}"
+    return " ".join(filter(None, (name, version)))
+
+
 def write_byline(summary: Summary) -> str:
     """Return the model, who prepared the report, and the date, in one line."""
     about = summary["about"]
-    model = " ".join(filter(None, (about.get("model"), about.get("version"))))
+    model = name_model(about.get("model"), about.get("version"))
     author = f"prepared by {about['prepared_by']}" if "prepared_by" in about else ""
     return " · ".join(filter(None, (model, author, _write_date(about.get("date", "")))))
 
@@ -239,7 +246,7 @@ def list_facts(summary: Summary) -> list[tuple[str, str]]:
     positive = summary["classes"][-1]
     sites = [site or "(no name)" for site in summary["sites"]]
     facts = [
-        ("Model", " ".join(filter(None, (known("model"), known("version")))) or "not stated"),
+        ("Model", name_model(known("model"), known("version")) or "not stated"),
         ("Prepared by", known("prepared_by") or "not stated"),
         ("Date", known("date") or "not stated"),
         ("Purpose", known("purpose") or "not stated"),
@@ -354,7 +361,7 @@ def list_answers(summary: Summary) -> list[tuple[str, str]]:
 
 def _answer_what(summary: Summary) -> str:
     about = summary["about"]
-    named = " ".join(filter(None, (about.get("model"), about.get("version"))))
+    named = name_model(about.get("model"), about.get("version"))
     model = f"The decisions of {named}" if named else "The decisions of a model that is not named"
     number = len(summary["sites"])
     sites = f"{number:,} sites" if number > 1 else "one site"

@@ -912,10 +912,11 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
         counts = format_count(withheld, "count")
         note(f"{counts} of 1 to {largest} people withheld, and all scores")
     elif found["cells_below_10"]:
+        noise = "" if parts[0].require_spec().is_weighted else ", --epsilon 1 adds noise"
         verb = "is" if found["cells_below_10"] == 1 else "are"
         warn(
             f"{found['cells_below_10']:,} of these counts {verb} of fewer than {few} people, who "
-            f"may be recognized; --min-cell {few} withholds such counts, --epsilon 1 adds noise"
+            f"may be recognized; --min-cell {few} withholds such counts{noise}"
         )
     if not found["score_counts"]:
         return
