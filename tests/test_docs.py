@@ -276,7 +276,8 @@ def test_tables_are_those_of_the_results():
 
 BRITISH = re.compile(
     r"""\b\w*(equalis|optimis|standardis|normalis|organis|summaris|recognis|generalis|minimis|maximis
-    |colour|behaviour|favour|neighbour|labelled|modell(ed|ing)|\bcentre|analyse(?!s: )|licence|offence)\w*""",
+    |colour|behaviour|favour|neighbour|labelled|modell(ed|ing)|\bcentre|analyse(?!s:\ )|licence
+    |offence)\w*""",
     re.IGNORECASE | re.VERBOSE,
 )
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgft.auditing import measure, measure_file, read_sums
-from fedgft.auditing.measurement import find_bins, measure_sites
+from fedgft.auditing.measurement import measure_sites
+from fedgft.auditing.row_counts import find_bins
 from fedgft.cli import console, main
 from fedgft.data.table_scan import open_table
 from fedgft.errors import FedgftError

@@ -12,7 +12,8 @@ import pytest
 
 from fedgft.auditing import audit, measure, write_sums
 from fedgft.auditing import site_file as gathering
-from fedgft.auditing.measurement import Measurement, read_batches
+from fedgft.auditing.measurement import read_batches
+from fedgft.auditing.measurement_task import Measurement
 from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
 from fedgft.engine.plan import index_rows, sample_cohort

@@ -25,7 +25,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHODS
 from fedgft.auditing.arrays import to_series
-from fedgft.auditing.measurement import DEFAULT_BINS
+from fedgft.auditing.measurement_task import DEFAULT_BINS
 from fedgft.auditing.report import Audit, audit
 from fedgft.classifier_input import (
     RowGroups,

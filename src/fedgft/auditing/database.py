@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.auditing.arrays import to_text
-from fedgft.auditing.measurement import Measurement, choose_bins, sum_cells
+from fedgft.auditing.measurement import choose_bins, sum_cells
+from fedgft.auditing.measurement_task import Measurement
 from fedgft.auditing.sql_counts import check_cells, check_same_names, read_counts, read_parts
 from fedgft.auditing.sql_engines import Engine, connect, parse_url
 from fedgft.auditing.sql_statement import (

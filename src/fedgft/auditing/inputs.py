@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgft.auditing.arrays import are_scores, holds_text, to_series
-from fedgft.auditing.measurement import KNOWN_PAIRS, measure
+from fedgft.auditing.measurement import measure
+from fedgft.auditing.measurement_task import KNOWN_PAIRS
 from fedgft.data.encode import as_text
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable

@@ -4,7 +4,7 @@ A table is read once, in batches. `fedgft.site_sums.moments` says how sums are k
 large values lose no digits, and why a file with few rows per group would reveal values.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from fedgft.auditing.arrays import split_attributes, to_series
-from fedgft.auditing.measurement import MAX_SITES, MAX_VALUES, TablePath, read_batches
+from fedgft.auditing.measurement import read_batches
+from fedgft.auditing.measurement_task import MAX_SITES, MAX_VALUES, OnRows, TablePath
 from fedgft.data.encode import as_text, data_error
 from fedgft.data.table_scan import Table, open_table
 from fedgft.errors import FedgftError
@@ -42,7 +43,6 @@ from fedgft.validation import (
     format_value,
 )
 
-OnRows = Callable[[int], None]
 DOMINANCE = 0.1  # of the largest value: the p% rule of statistical offices, with p = 10
 CHECKED = {"target": "outcome", "prediction": "prediction", "squared_residual": "squared error"}
 NO_NOISE = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedgft.auditing.measurement import Measurement
+from fedgft.auditing.measurement_task import Measurement
 from fedgft.auditing.sql_statement import (
     MAX_CELLS,
     NO_NUMBER,

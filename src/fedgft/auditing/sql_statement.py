@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from textwrap import indent
 from typing import NamedTuple
 
-from fedgft.auditing.measurement import Measurement
+from fedgft.auditing.measurement_task import Measurement
 from fedgft.data.table_scan import MISSING_VALUES
 from fedgft.errors import FedgftError, import_extra
 from fedgft.validation import check_choice, check_instance, format_value
@@ -113,7 +113,7 @@ class CountColumn(NamedTuple):
     """A column that the statement returns."""
 
     name: str
-    key: str  # the short name during counting, as in `_Counts`, or bins, threshold or problem
+    key: str  # the short name during counting, as in `RowCounts`, or bins, threshold or problem
 
 
 def list_count_columns(task: Measurement) -> list[CountColumn]:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # Loaded when a command runs, so that help is printed at once.
 comparison = LazyModule("fedgft.auditing.comparison")
 forms = LazyModule("fedgft.auditing.forms")
-numbers = LazyModule("fedgft.cli.regression")
+numbers = LazyModule("fedgft.cli.numeric_outcomes")
 regression = LazyModule("fedgft.auditing.regression")
 report_files = LazyModule("fedgft.auditing.report_files")
 site_file = LazyModule("fedgft.auditing.site_file")
