@@ -220,3 +220,25 @@ def test_counts_keep_the_protection_of_small_cells(folder, capsys):
     main(["measure", "--from-counts", "counts.csv", "--name", "x", "--min-cell", "150"])
     found = json.loads(Path("x.json").read_text())
     assert found["privacy"]["min_cell"] == 150 and found["privacy"]["suppressed_cells"] > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("postgresql:/me:hun@ter2@host/db", *OPTIONS),
+        ("preds.csv", *OPTIONS, "--join", "postgresql://me:hun@ter2@host/db", "--key", "id"),
+        ("host=db password=hunter2", *OPTIONS),
+        ("--from-counts", "postgresql://me:hun@ter2@host/db"),
+    ],
+)
+def test_a_url_in_the_wrong_place_shows_no_password(folder, capsys, words):
+    said = fail(*words, capsys=capsys)
+    assert "***" in said and "hun" not in said and "ter2" not in said
+
+
+@pytest.mark.parametrize(("scheme", "title"), [("sqlite", "SQLite"), ("duckdb", "DuckDB")])
+def test_a_file_that_is_no_database_is_named(folder, capsys, scheme, title):
+    if scheme == "duckdb":
+        pytest.importorskip("duckdb")
+    said = fail(f"{scheme}:///preds.csv", "--table", "preds", *OPTIONS, capsys=capsys)
+    assert f"preds.csv: is not a database of {title}" in said

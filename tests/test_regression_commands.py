@@ -170,6 +170,7 @@ def test_files_of_both_kinds_are_not_audited_together(tables, capsys):
         ("--fail-above", "mae=1", "mae=2"),
         ("--adjust", "sp=0.02"),
         ("--bootstrap", "200"),
+        ("--worst-mix", "0.3"),
         ("--reference-groups", "sex=x"),
     ],
 )

@@ -20,7 +20,7 @@ from sklearn.metrics import accuracy_score
 import fedgft
 from fedgft import FedgftError, SiteSums, audit, measure
 from fedgft.auditing import measure_file
-from fedgft.site_sums import COUNT, ROWS, SQUARES
+from fedgft.site_sums import COUNT, NOISE, ROWS, SLACK, SQUARES
 
 RATES = {
     "sp": selection_rate,
@@ -410,6 +410,56 @@ def test_the_correction_is_the_inverse_matrix_in_loops():
     wanted = np.linalg.solve(matrix, hits) / np.linalg.solve(matrix, rows)
     found = audit(sums)
     assert [found.rates["sp"][name].value for name in names] == pytest.approx(wanted)
+
+
+def randomized_rows(n: int = 1500, **more) -> SiteSums:
+    """Rows with scores whose groups were randomized with epsilon 1."""
+    rng = np.random.default_rng(3)
+    group = randomize(rng.choice(("a", "b", "c"), n), ("a", "b", "c"), 1.0, rng)
+    scores = rng.beta(2, 3, n)
+    label = (rng.random(n) < scores).astype(int)
+    return measure(
+        label,
+        scores,
+        sensitive_features={"g": group},
+        randomized_groups=1.0,
+        values={"g": ("a", "b", "c")},
+        site="a",
+        **more,
+    )
+
+
+def test_scores_in_merged_ranges_stay_rows_when_groups_are_corrected():
+    """Whatever bins such rows are in, their number is the same, and every placement is possible."""
+    sums = SiteSums.from_json(randomized_rows().to_json(min_bin=20))
+    view = audit(sums).view
+    assert view.bin_error is not None and view.bin_error[:2].any()
+    fewest, most = (np.cumsum(each[..., ::-1], -1) for each in map(view.shifted_histogram, (0, 1)))
+    assert fewest[..., -1] == pytest.approx(most[..., -1])
+    assert (fewest <= most + 1e-9).all()
+    true = np.cumsum(audit(randomized_rows()).view.histogram[..., ::-1], -1)  # no ranges merged
+    assert ((fewest <= true + 1e-6) & (true <= most + 1e-6)).all()
+
+
+def test_reports_of_randomized_groups_have_figures(tmp_path):
+    audit(SiteSums.from_json(randomized_rows().to_json(min_bin=20))).save(tmp_path / "report")
+    assert "interpolated" in (tmp_path / "report" / "report.html").read_text("utf-8")
+
+
+def test_noise_and_withheld_counts_are_corrected_by_what_they_can_move():
+    keep = math.e / (math.e + 2)
+    matrix = np.full((3, 3), (1 - keep) / 2) + np.eye(3) * (keep - (1 - keep) / 2)
+    inverse = np.linalg.inv(matrix)
+    sums = randomized_rows(epsilon=1.0)
+    variance = next(iter(next(iter(sums.sites.values())).tables.values()))[0, 0, NOISE]
+    assert audit(sums).view.noise[0, 0, :3, 0] == pytest.approx(variance * (inverse**2).sum(1))
+    sums = randomized_rows(120, min_cell=15)
+    (site,) = sums.sites.values()
+    slack = [site.tables["a",][..., SLACK], site.tables["b",][..., SLACK]]
+    slack = np.stack([*slack, site.tables["c",][..., SLACK]])
+    assert slack.any()
+    wanted = np.einsum("ag,gyd->yad", np.abs(inverse), slack)
+    assert audit(sums).view.slack[0, :, :3] == pytest.approx(wanted)
 
 
 def test_large_epsilon_is_no_randomization():

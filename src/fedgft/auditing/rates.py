@@ -289,7 +289,10 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         each = tables[..., COUNT] if squares is None else squares
         products = np.einsum("ag,bg,kygd->kyabd", correct, correct, each)
         squares = np.einsum("kyaad->kyad", products)
-        tables = np.einsum("ag,kygdc->kyadc", correct, tables)
+        reported = tables
+        tables = np.einsum("ag,kygdc->kyadc", correct, reported)
+        for column, factors in ((NOISE, correct**2), (SLACK, np.abs(correct))):
+            tables[..., column] = np.einsum("ag,kygd->kyad", factors, reported[..., column])
     decision = tables[..., COUNT]
     count = decision.sum(-1)
     score = np.zeros_like(decision)
@@ -304,8 +307,7 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
     if correct is not None:
         histogram = np.einsum("ag,ygsb->yasb", correct, histogram)
         if bin_error is not None:
-            bin_error = np.einsum("ag,eygsb->eyasb", np.abs(correct), np.abs(bin_error))
-            bin_error[0] *= -1
+            bin_error = _correct_bin_error(bin_error, correct)
     few = pool.tables[..., ROWS if spec.counts_rows else COUNT] < MIN_SUM_ROWS
     unsummed = sum_groups(np.where(few, pool.tables[..., COUNT], 0.0).sum((0, 3)), 0).T
     return View(
@@ -320,6 +322,24 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         squares=squares,
         products=products,
         unsummed=unsummed,
+    )
+
+
+def _correct_bin_error(bin_error: np.ndarray, correct: np.ndarray) -> np.ndarray:
+    """Return the errors (3, y, g, s, bin) of histograms whose groups are corrected.
+
+    A true group has its fewest rows above every edge if the rows that count positively for it are
+    in the first bin of their range, and those that count negatively in the last one.
+    """
+    ahead = np.maximum(correct, 0.0)
+    behind = np.minimum(correct, 0.0)
+    first, last, sums = bin_error
+    return np.stack(
+        (
+            np.einsum("ag,ygsb->yasb", ahead, first) + np.einsum("ag,ygsb->yasb", behind, last),
+            np.einsum("ag,ygsb->yasb", ahead, last) + np.einsum("ag,ygsb->yasb", behind, first),
+            np.einsum("ag,ygsb->yasb", np.abs(correct), sums),
+        )
     )
 
 

@@ -21,6 +21,10 @@ from fedgft.store import expand_user
 FETCHED_ROWS = 50_000  # rows of the result that are fetched at once
 CONNECT_SECONDS = 10  # longest wait for a server, unless the URL or PGCONNECT_TIMEOUT says other
 MAX_MESSAGE = 240  # characters of a driver's message
+MARKS = {  # how files of databases begin: offset, bytes, title
+    "sqlite": (0, b"SQLite format 3\0", "SQLite"),
+    "duckdb": (8, b"DUCK", "DuckDB"),
+}
 HIDDEN = "***"
 SECRET = re.compile(r"(?i)(password|passwd|pwd|token|secret|key)$")  # parameters of a URL
 URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9]+)?://(?P<rest>.*)", re.DOTALL)
@@ -259,10 +263,20 @@ def _find_file(url: DatabaseUrl) -> Path:
     return file
 
 
+def _check_mark(url: DatabaseUrl, file: Path) -> None:
+    """Raise a `FedgftError` if a file is not empty and no database of this kind."""
+    place, mark, title = MARKS[url.dialect]
+    with file.open("rb") as content:
+        start = content.read(place + len(mark))
+    if start and start[place:] != mark:  # DuckDB would fetch an extension for files of other kinds
+        raise FedgftError(f"{file}: is not a database of {title}", kind="file")
+
+
 @contextmanager
 def _open_sqlite(url: DatabaseUrl) -> Iterator[Engine]:
     """Open a file of SQLite for reading."""
     file = _find_file(url)
+    _check_mark(url, file)
     try:
         connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
     except sqlite3.Error as error:
@@ -278,6 +292,7 @@ def _open_duckdb(url: DatabaseUrl) -> Iterator[Engine]:
     """Open a file of DuckDB for reading."""
     file = _find_file(url)
     duckdb = import_extra("duckdb", "a DuckDB database")
+    _check_mark(url, file)
     try:
         connection = duckdb.connect(str(file), read_only=True)
     except duckdb.Error as error:

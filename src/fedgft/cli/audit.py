@@ -431,7 +431,13 @@ def audit(
             reference_groups=reference_groups or (),
             about=about,
             ignore_case=ignore_case,
-            refused={"adjust": adjust, "bootstrap": bootstrap, "form": form, "scan": scan},
+            refused={
+                "adjust": adjust,
+                "bootstrap": bootstrap,
+                "worst_mix": worst_mix != 0.2,
+                "form": form,
+                "scan": scan,
+            },
         )
         finish_audit(report, exceeded, out, json=json, wide=wide, overwrite=overwrite)
         return

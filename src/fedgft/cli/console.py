@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fedgft.formatting import Table as ReportTable
 
 Row = dict[str, Any]
+# The password in a URL: also one that was given where a file belongs, or that is no proper URL.
+PASSWORD = re.compile(r"([A-Za-z][\w+.-]*:?/{1,2}[^\s/@:]*:)\S+(?=@)|(?<=password=)[^\s&;:]+")
 MISSED = 4  # the exit code of a missed target, with --strict
 MAX_GROUP_COLUMNS = 4  # more do not fit into a table of 80 characters
 MAX_CLIENTS = 20  # rows in the table of clients
@@ -105,7 +107,7 @@ def render(message: str) -> str:
 
 def fail(message: str) -> None:
     """Print an error in one line, which a terminal wraps between words, and exit with code 2."""
-    text = f"fedgft: {' '.join(render(message).split())}"
+    text = PASSWORD.sub(r"\1***", f"fedgft: {' '.join(render(message).split())}")
     sys.stderr.write("\n".join(wrap_words(text, err)) + "\n")
     sys.exit(2)
 

@@ -280,8 +280,8 @@ def _refuse_uncertain_groups(spec: MeasurementSpec) -> None:
     if spec.is_weighted or spec.randomized is not None:
         what = "randomized groups" if spec.randomized is not None else "weights"
         what = "probabilities of groups" if spec.proxy else what
-        text = f"a rule needs counts of rows by their true group, and these sums have {what}"
-        raise FedgftError(text, field="sums", kind="unsupported")
+        text = f"a rule needs counts of rows by their true group, and these `sums` have {what}"
+        raise FedgftError(f"{text}: measure without them", kind="unsupported")
 
 
 def _read_parts(parts: Iterable[SiteSums], *, by_site: bool) -> tuple[MeasurementSpec, list[_Part]]:
