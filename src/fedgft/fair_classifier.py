@@ -251,6 +251,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         with name_argument("X"):
             encoder = fit_encoder(table)
             features, notes = encode_features(table, encoder)
+        with name_argument("metric"):
             strata = self._read_strata(table)
         del table  # it may be as large as X
         for note in notes:

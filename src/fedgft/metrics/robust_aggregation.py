@@ -444,8 +444,7 @@ def _like_others(sums: Sums, site: int) -> Sums:
 
 def _move_toward(sums: Sums, site: int, goal: Sums, part: float) -> Sums:
     """Move one site's sums a part of the way to other sums."""
-    pairs = zip(vars(sums[site]).values(), vars(goal).values(), strict=True)
-    return sums.replaced(site, Sums(*(a + part * (b - a) for a, b in pairs)))
+    return sums.replaced(site, sums[site].map(lambda a, b: a + part * (b - a), goal))
 
 
 def _median_weights(rows: np.ndarray) -> np.ndarray:
