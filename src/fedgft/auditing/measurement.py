@@ -48,6 +48,7 @@ from fedgft.site_sums import (
     group_sort_key,
 )
 from fedgft.site_sums.dates import check_date, check_version
+from fedgft.site_sums.regression_json import MAX_WEIGHT
 from fedgft.site_sums.spelling import LABEL, name_column
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
@@ -1024,9 +1025,10 @@ def _read_weights(series: pl.Series, *, source: str) -> pl.Series:
         rows = format_count(weights.null_count(), "row")
         text = f"{holds} is empty in {rows}: give every row a weight, 0 for those to leave out"
         raise data_error(source, text)
-    wrong = weights.filter((weights < 0) | weights.is_infinite())
+    wrong = weights.filter((weights < 0) | (weights > MAX_WEIGHT))
     if len(wrong):
-        raise data_error(source, f"{holds} holds {wrong[0]}: weights must be finite, 0 or more")
+        text = f"weights must be finite, 0 or more, and at most {MAX_WEIGHT:g}"
+        raise data_error(source, f"{holds} holds {wrong[0]}: {text}")
     return weights
 
 
