@@ -534,7 +534,7 @@ WRONG = {
     "same table": ({"join": "preds", "key": "id"}, "has the name of table"),
     "range": ({"score": "age"}, "column age: score outside 0 to 1 in .* rows"),
     "too many": ({"group": "id"}, "group column 'id' has more than 200 different values"),
-    "negative": ({"weight": "minus"}, "column minus: weight below 0 or infinite in 300 rows"),
+    "negative": ({"weight": "minus"}, "column minus: weight below 0 or above 1e9 in 300 rows"),
     "no weight": ({"weight": "age"}, "column age: missing weight in"),
     "name of a table": ({"table": "a..b"}, "not the name of a table"),
 }

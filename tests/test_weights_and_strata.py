@@ -161,6 +161,7 @@ def test_rows_of_weight_zero_are_left_out_and_told():
         ([1.0, -2.0, 1.0, 1.0], "holds -2.0: weights must be finite, 0 or more"),
         ([1.0, None, 1.0, 1.0], "is empty in 1 row"),
         ([1.0, math.inf, 1.0, 1.0], "holds inf"),
+        ([1.0, 1e200, 1.0, 1.0], "at most 1e+09"),
         ([1.0, math.nan, 1.0, 1.0], "is empty in 1 row"),
         (["a", "b", "c", "d"], "'a'"),
         ([1.0, 1.0], "2 rows"),

@@ -14,6 +14,7 @@ from polars import selectors
 from fedgft.auditing.measurement_task import MAX_VALUES, PROBABILITY_SLACK, SUM_COLUMNS, Measurement
 from fedgft.data.encode import as_text, data_error, parse_numbers
 from fedgft.formatting import format_count
+from fedgft.site_sums.regression_json import MAX_WEIGHT
 from fedgft.validation import NO_NUMBERS_AS_LABELS
 
 
@@ -223,9 +224,10 @@ def _read_weights(series: pl.Series, *, source: str) -> pl.Series:
         rows = format_count(weights.null_count(), "row")
         text = f"{holds} is empty in {rows}: give every row a weight, 0 for those to leave out"
         raise data_error(source, text)
-    wrong = weights.filter((weights < 0) | weights.is_infinite())
+    wrong = weights.filter((weights < 0) | (weights > MAX_WEIGHT))
     if len(wrong):
-        raise data_error(source, f"{holds} holds {wrong[0]}: weights must be finite, 0 or more")
+        text = f"weights must be finite, 0 or more, and at most {MAX_WEIGHT:g}"
+        raise data_error(source, f"{holds} holds {wrong[0]}: {text}")
     return weights
 
 

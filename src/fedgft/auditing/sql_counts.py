@@ -51,7 +51,7 @@ REMEDIES = {
     PROBLEMS[OUT_OF_RANGE]: "scores must be probabilities",
     PROBLEMS[NO_NUMBER]: "scores and weights must be numbers",
     PROBLEMS[NO_WEIGHT]: "give every row a weight, 0 for those to leave out",
-    PROBLEMS[WRONG_WEIGHT]: "weights must be finite, 0 or more",
+    PROBLEMS[WRONG_WEIGHT]: "weights must be finite, 0 or more, and at most 1e+09",
     PROBLEMS[NO_SUM]: "the scores of a row must add up to 1 over all columns",
     PROBLEMS[REPEATED_KEY]: "the second table must have one row per key",
 }

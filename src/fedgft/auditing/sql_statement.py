@@ -38,12 +38,12 @@ PROBLEMS = {  # what the column `problem` says of these rows
     REPEATED_KEY: "repeated key",
     NO_NUMBER: "value that is no number",
     NO_WEIGHT: "missing weight",
-    WRONG_WEIGHT: "weight below 0 or infinite",
+    WRONG_WEIGHT: "weight below 0 or above 1e9",
     ZERO_WEIGHT: "weight of 0",
 }
 
 
-MAX_WEIGHT = "1e308"  # larger weights are infinite
+MAX_WEIGHT = "1e9"  # as in files: sums of squared weights must not overflow
 CONDITION = "\0condition"  # stands for the condition while the statement is put together
 
 
