@@ -124,7 +124,9 @@ class FolderReader:
         stated = sums.require_spec().date.rpartition("/")[2]
         named = find_date(name)
         if not stated and named is None:
-            text = f"{printable(where)}: has no date; {ADD_DATE}"
+            looks_dated = any(DATE_IN_NAME.search(part) for part in name.parts)
+            problem = "has a name with a date that does not exist" if looks_dated else "has no date"
+            text = f"{printable(where)}: {problem}; {ADD_DATE}"
             raise FedgftError(text, kind="missing")
         date = datetime.date.fromisoformat(stated) if stated else named
         assert date is not None

@@ -487,7 +487,7 @@ def _measure_table(
     )
     batches = read_batches(table, task)
     try:
-        return _count_sites(batches, task, protection, on_rows)
+        return _count_sites(batches, task, protection, on_rows, where=table.where)
     except FedgftError as error:
         if error.kind == "data" and len(table.files.parts) > 1 and table.other is None:
             _find_wrong_file(table, task)
@@ -533,8 +533,13 @@ def _count_sites(
     task: Measurement,
     protection: Protection,
     on_rows: OnRows | None = None,
+    *,
+    where: str = "",
 ) -> list[SiteSums]:
-    """Count all batches, in any order, and return the protected sums of each site, by name."""
+    """Count all batches, in any order, and return the protected sums of each site, by name.
+
+    `where` is the condition that the rows fulfill, for messages.
+    """
     counts: dict[str, RowCounts] = {}
     done = 0
     try:
@@ -550,7 +555,8 @@ def _count_sites(
             if on_rows:
                 on_rows(done)
         if not done:
-            raise data_error(task.source, "the file has no rows")
+            problem = "no row fulfills `where`" if where else "the file has no rows"
+            raise data_error(task.source, problem)
         return build_protected(counts, task, protection)
     except PolarsError as error:  # a column of a kind that cannot be counted
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]

@@ -64,6 +64,7 @@ MAX_SITES = 10  # listed in a note
 MIN_DRAWS = 100  # of a bootstrap
 DEFAULT_SCAN = 10  # subgroups in a report
 MAX_SCAN = 1_000  # subgroups that are printed
+WORST_MIX = 0.2  # largest change of a site's share
 MAX_FILE_NAME = 100  # bytes of the name of a site in the name of its file
 RULE_NOTE = (
     "`fedgft adjust` finds the best thresholds by group and saves them as a rule, which "
@@ -315,7 +316,7 @@ def audit(
     fail_above: Annotated[list[str] | None, Some] = None,
     adjust: Annotated[list[str] | None, Some] = None,
     bootstrap: Whole = 0,
-    worst_mix: float = 0.2,
+    worst_mix: float = WORST_MIX,
     scan: Whole | None = None,
     ignore_case: Annotated[bool, Flag] = False,
     compare: Annotated[tuple[Place, Place] | None, Parameter(negative="")] = None,
@@ -412,6 +413,7 @@ def audit(
         named = any(text is not None for text in about.values())
         named |= scan is not None
         given = files or fail_above or adjust or bootstrap or reference_groups or tolerance
+        given = given or worst_mix != WORST_MIX
         if given or named or wanted.names:
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
@@ -434,7 +436,7 @@ def audit(
             refused={
                 "adjust": adjust,
                 "bootstrap": bootstrap,
-                "worst_mix": worst_mix != 0.2,
+                "worst_mix": worst_mix != WORST_MIX,
                 "form": form,
                 "scan": scan,
             },
@@ -471,7 +473,7 @@ def audit(
         overwrite=overwrite,
         filled=filled,
         more=() if scan is None else report.scan_tables(),
-        hints=(RULE_NOTE,) if targets else (),
+        hints=(RULE_NOTE,) if targets and report.pool.spec.counts_people else (),
     )
 
 

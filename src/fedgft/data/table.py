@@ -169,7 +169,7 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
             if name == roles.label or (role != "leave_out" and other != "group"):
                 raise FedgftError(f"{source}: column '{name}' is both `{other}` and `{role}`")
     for name in roles.given:
-        get_column(frame, name, source=source, option="`given`")
+        get_column(frame, name, source=source, option="`given`, or `metric` after |")
         if name == roles.label or name in groups or name in (roles.split, roles.weight):
             text = f"column '{name}' is both `given` and `{taken[name]}`"
             raise FedgftError(f"{source}: {text}: strata need rows of several groups and labels")

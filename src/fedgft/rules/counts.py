@@ -277,7 +277,7 @@ class _Part(NamedTuple):
 
 def _refuse_uncertain_groups(spec: MeasurementSpec) -> None:
     """Raise a `FedgftError` for sums that are not counts of rows by their true group."""
-    if spec.is_weighted or spec.randomized is not None:
+    if not spec.counts_people:
         what = "randomized groups" if spec.randomized is not None else "weights"
         what = "probabilities of groups" if spec.proxy else what
         text = f"a rule needs counts of rows by their true group, and these `sums` have {what}"

@@ -129,6 +129,11 @@ class MeasurementSpec:
         return bool(self.weight) or self.proxy
 
     @property
+    def counts_people(self) -> bool:
+        """Whether a count is a number of people by their true group."""
+        return not self.is_weighted and self.randomized is None
+
+    @property
     def counts_rows(self) -> bool:
         """Whether the column ROWS counts every row once: not if a row has several groups."""
         return bool(self.weight) and not self.proxy
