@@ -2,7 +2,7 @@
 
 Each module beside this file is a section: it has a docstring whose first line is the heading, and a
 function ``run(federations)`` that simulates that many federations and returns one `Row` per kind of
-interval. Each section is a page of the folder ``coverage``; README.md lists them.
+interval; PARTS, if it has any, are functions that do a part of it each. Each section is a page of the folder ``coverage``; README.md lists them.
 
     python benchmarks/coverage --federations 2000 --out results
     python benchmarks/coverage --sections next_site --federations 200
@@ -26,11 +26,21 @@ HEAD = (
 )
 
 
-def run_section(name: str, federations: int) -> tuple[str, str, list[Row]]:
-    """Return the heading, the explanation and the rows of one section."""
+def count_parts(name: str) -> int:
+    """Return into how many parts a section divides its work; 1 if it does not."""
+    return len(getattr(importlib.import_module(name), "PARTS", (None,)))
+
+
+def run_part(name: str, part: int, federations: int) -> list[Row]:
+    """Return the rows of one part of a section."""
     module = importlib.import_module(name)
-    heading, _, text = (module.__doc__ or name).partition("\n")
-    return heading.strip().rstrip("."), text.strip(), list(module.run(federations))
+    return list(getattr(module, "PARTS", (module.run,))[part](federations))
+
+
+def describe(name: str) -> tuple[str, str]:
+    """Return the heading and the explanation of one section."""
+    heading, _, text = (importlib.import_module(name).__doc__ or name).partition("\n")
+    return heading.strip().rstrip("."), text.strip()
 
 
 def write_page(name: str, heading: str, text: str, rows: list[Row], federations: int) -> str:
@@ -59,9 +69,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     given = parser.parse_args()
     with ProcessPoolExecutor(given.workers) as pool:
-        jobs = {name: pool.submit(run_section, name, given.federations) for name in given.sections}
-        for name, job in jobs.items():
-            page = write_page(name, *job.result(), given.federations)
+        jobs = {
+            name: [
+                pool.submit(run_part, name, part, given.federations)
+                for part in range(count_parts(name))
+            ]
+            for name in given.sections
+        }
+        for name, parts in jobs.items():
+            rows = [row for part in parts for row in part.result()]
+            page = write_page(name, *describe(name), rows, given.federations)
             if given.out is None:
                 sys.stdout.write(page)
                 continue
