@@ -2,7 +2,8 @@
 
 Each module beside this file is a section: it has a docstring whose first line is the heading, and a
 function ``run(federations)`` that simulates that many federations and returns one `Row` per kind of
-interval; PARTS, if it has any, are functions that do a part of it each. Each section is a page of the folder ``coverage``; README.md lists them.
+interval; PARTS, if it has any, are functions that do a part of it each. Each section is a page of
+the folder ``coverage``; README.md lists them.
 
     python benchmarks/coverage --federations 2000 --out results
     python benchmarks/coverage --sections next_site --federations 200
