@@ -182,7 +182,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
                 kind,
                 lambda argument=argument, value=value: counts(**{argument: value}),
                 ANY if good else None,
-                (argument, "column", "class", "ending"),
+                (argument, "column", "class", "no such file"),
                 strict=good,
             )
     yield from table_cases(folder)

@@ -136,7 +136,7 @@ def test_the_report_states_version_and_span():
     found = fedgft.audit(sites)
     assert found.about["version"] == "2.1"
     facts = dict(found.report().facts)
-    assert facts["Model"] == "2.1"
+    assert facts["Model"] == "version 2.1"
     assert facts["Period"] == "2026-01-31 to 2026-03-31"
     assert "Period" not in dict(fedgft.audit(make_site()).report().facts)
 
