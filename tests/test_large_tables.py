@@ -398,7 +398,7 @@ def test_a_condition_selects_rows(tmp_path, ending, where, expression):
         ("(select 1)", "not allowed"),
         ("nonsense(bank)", "unsupported function 'nonsense'"),
         ("CAST(bank AS DOUBLE) > 1", "the query fails: conversion from 'str' to 'f64' failed"),
-        ("bank = 'west'", "has no rows"),
+        ("bank = 'west'", "no row fulfills"),
     ],
 )
 def test_conditions_that_cannot_be_used(tmp_path, capsys, where, said):
